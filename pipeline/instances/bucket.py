@@ -24,9 +24,9 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 class Instances:
     """Makes all rows of a bucket (the documents of one shard), in strict or reference mode (config.mode).
 
-    `passes` is the number of passes for each document, used in strict mode only; None means config.passes for all. The
-    rows do not depend on the order of `documents`. Raises ValueError if a document has no tokens, if two have the same
-    id, or if random_document has fewer than two.
+    `passes` has the number of passes for each document; None means config.passes for each. Reference mode ignores
+    `passes`. The rows do not depend on the order of `documents`. Raises ValueError if a document has no tokens, if two
+    documents have the same id, or if config.next_sentence is random_document and there are fewer than two documents.
     """
 
     def __init__(
@@ -52,13 +52,20 @@ class Instances:
         return len(self.pairs)
 
     def count_unlabelled(self) -> Counter[tuple[str, int]]:
-        """Return the number of rows without a label, because no wrong next sentence was found, by (reason, source)."""
+        """Return the number of rows that have no label, because no wrong next sentence was found, by (reason, source).
+
+        The reason is partners.ALONE or partners.UNPAIRED. The source is an index into the config's sources.
+        """
         if self._config.next_sentence != "random_document":
             return Counter()
         return count_unlabelled(self._documents, first_document=self.pairs.first_document, label=self.pairs.label)
 
     def count_shortcuts(self, rows: npt.NDArray[np.int64], *, made: Rows) -> Counts:
-        """Return what each rule of shortcuts.RULES counts over some rows. `rows` are their indices, `made` the rows."""
+        """Return counts over some rows, from which shortcuts.judge_shortcuts computes how well each rule tells labels.
+
+        `rows` are indices into `pairs`, and `made` are these rows as `batch` returned them. The result maps each rule
+        to its counts by code (see shortcuts.count_shortcuts). It is empty if config.next_sentence is none.
+        """
         if self._config.next_sentence == "none":
             return {}
         pairs = self.pairs.take(rows)
@@ -77,7 +84,8 @@ class Instances:
         )
 
     def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Rows, list[Masks]]:
-        """Return the rows with these indices into `pairs`, in this order, and the list of their mask sets."""
+        """Return (rows, masks) for the indices `rows` into `pairs`, in this order. `masks` has one Masks for each mask
+        set."""
         pairs = self.pairs.take(rows)
         made = assemble_rows(self._documents, pairs, special=self._tokenizer.special, seed=self._config.seed)
         if self._reference_masks is not None:

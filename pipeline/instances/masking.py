@@ -1,7 +1,8 @@
 """Chooses masked positions and their replacements, for many rows at once (Devlin et al. 2019, appendix A.1).
 
-Each random draw is a hash of row, mask set and token, so the result does not depend on batches or order. The first mask
-set costs 60 ns a token, each further one 40, because the words are found only once.
+Each random draw is a hash of row, mask set (one choice of the tokens to predict) and token. So the result does not
+depend on batches or order. The first mask set costs 60 ns a token, and each further mask set 40 ns, because the words
+are found only once.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _U16, _U32, _U48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """One mask set (a choice of tokens to predict) for n rows.
+    """One mask set (a choice of tokens to predict) for n rows, with m masked positions in total.
 
-    `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from its [CLS]. `inputs` (id
-    dtype, [m]) are the ids that the model sees there; the labels are the ids of the unmasked row. Row r has the entries
-    offsets[r]:offsets[r + 1] of both, at least one. `offsets` is int64[n + 1].
+    `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from its [CLS]. `inputs` ([m],
+    of the type of the rows' ids) are the ids that the model sees at these positions; the labels are the ids of the
+    unmasked row. `offsets` is int64[n + 1]: row r has the entries offsets[r]:offsets[r + 1] of both arrays, at least
+    one.
     """
 
     positions: npt.NDArray[np.uint16]
@@ -55,7 +57,7 @@ class Masks:
 
 
 def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
-    """Return the number N of tokens to predict in rows of these lengths (special tokens included).
+    """Return the number N of tokens to predict in rows of `lengths` tokens (special tokens included).
 
     N = min(max_predictions, max(1, round(probability * length))), with halves rounded to even.
     """
@@ -68,14 +70,15 @@ def make_masks(
 ) -> list[Masks]:
     """Make mask sets for the rows in strict mode, and return one Masks for each number in `mask_sets`.
 
-    A row has a budget of N tokens (num_to_predict). Its words are tried in random order, except those longer than
-    max_predictions. The first word is taken even if it exceeds the budget; later words that do not fit the rest of it
-    are skipped. 80% of the chosen words become [MASK] in all pieces, 10% stay, and in 10% each piece gets a random id
-    that is neither special nor unused. With `replacement_draw: piece` this choice is drawn for each piece. Special
-    tokens are not chosen. But if a row has no usable word (only [UNK] or too long ones), N of its tokens are chosen.
+    A row has a budget of N tokens (num_to_predict). Its words are tried in random order, except words with more tokens
+    than config.predictions. The first word is taken even if it exceeds the budget. A later word that does not fit the
+    rest of the budget is skipped. 80% of the chosen words become [MASK] in all their tokens, 10% stay as they are, and
+    in 10% each token gets a random id that is neither special nor unused. If config.replacement_draw is piece, this
+    choice is drawn for each token instead of each word. Special tokens are not chosen. But if a row has no usable word
+    (only [UNK] or words that are too long), N single tokens are chosen ([UNK] only for lack of others).
 
-    `masking: token` treats every token as a word. `masking: span` tries spans of words (spans.draw_spans) in random
-    order, and the words of a span from left to right. It draws 80/10/10 once for each span.
+    If config.masking is token, every token counts as a word. If it is span, spans of words (spans.draw_spans) are tried
+    in random order, and the words of a span from left to right; the 80/10/10 choice is then drawn once for each span.
     """
     is_special = np.zeros(tokenizer.vocab_size, np.bool_)
     is_special[tokenizer.special_ids] = True
@@ -98,10 +101,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    For each token: `ids`, and `special` (whether it is a special token). For each word: `begin` (its first token),
-    `length` (in tokens), `row`, and `counters` (for random draws, made from its position). For each row: `per_row`
-    (number of words), `first` (its first word) and `budget` (number of tokens to predict). Row r has the tokens
-    offsets[r]:offsets[r + 1].
+    `ids` and `special` (whether it is a special token) have an entry for each token. `begin` (the first token),
+    `length` (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry
+    for each word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to
+    predict) have an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
     """
 
     ids: Ids
@@ -142,7 +145,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Holds the row, first token and number of tokens of each chosen word, in order.
+    """Holds the row, first token and number of tokens of each chosen word, in the order of the tokens.
 
     `unit` is the first token of the word's unit (the word or span that shares one 80/10/10 draw).
     """
@@ -154,7 +157,10 @@ class _Words:
 
 
 def _batches(offsets: Int64s) -> list[tuple[int, int]]:
-    """Return ranges of rows (first, last + 1) of about _BATCH_TOKENS tokens. The masks do not depend on them."""
+    """Return the ranges (first row, last row + 1) of batches of about _BATCH_TOKENS tokens.
+
+    `offsets` [n + 1] are the rows' offsets in the tokens. The masks do not depend on this division.
+    """
     batches = []
     begin, count = 0, offsets.size - 1
     while begin < count:
@@ -166,7 +172,7 @@ def _batches(offsets: Int64s) -> list[tuple[int, int]]:
 
 
 def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig) -> _Words:
-    """Return the words to predict, at least one in each row."""
+    """Return the words to predict, at least one in each row. `keys` has a random key for each row."""
     priority = draws.mix(np.repeat(keys ^ _ORDER, batch.per_row) + batch.counters) >> _U32
     unit = batch.begin
     if config.masking == "span":
@@ -192,11 +198,12 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
 
 
 def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tuple[Int64s, Int64s]:
-    """Choose words in order of priority until the rows' budgets are used up.
+    """Choose from `words` (indices of words in `batch`) until each row's budget of tokens is used up.
 
-    Return the chosen ones of `words` (indices), and what is left of each row's budget. For each row this equals the
-    loop "take the first word; take each later word that fits the rest of the budget". One round handles the words up to
-    the first that does not fit.
+    Within a row, words are tried in the order of their `priority`, the lowest first. The first word is taken, and then
+    each word that fits the rest of the budget. Return the chosen indices, in no useful order, and what is left of each
+    row's budget (negative if the first word exceeds it). Instead of a loop over words, each round handles, in all rows
+    at once, the words up to the first that does not fit.
     """
     row = batch.row[words]
     order = row.astype(np.uint64) << _U48
@@ -226,7 +233,7 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
 
 
 def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt64s) -> _Words:
-    """Return `words` with N single tokens added for each row of `empty` (rows without a usable word).
+    """Return `words` with single tokens added for each row of `empty` (rows without a usable word), up to its budget.
 
     A loop is fast enough, because such rows are rare.
     """
@@ -253,9 +260,9 @@ def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt
 def _replace(
     batch: _Batch, words: _Words, *, keys: draws.UInt64s, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[npt.NDArray[np.uint16], Ids, Int64s]:
-    """Draw what replaces the words' pieces: [MASK], the original or a random id.
+    """Draw what replaces each token of `words`: [MASK], the token itself or a random id.
 
-    Return the pieces' positions in their rows, the ids shown there, and the number of pieces in each row.
+    Return (the tokens' positions in their rows, the ids that the model sees there, the number of tokens in each row).
     """
     place = np.repeat(words.begin - (np.cumsum(words.length) - words.length), words.length)
     place += np.arange(place.size)

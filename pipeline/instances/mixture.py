@@ -15,9 +15,11 @@ from pipeline.tokenizer import TokenizedDocument
 
 
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:
-    """Return how many passes a document gets; 0 means that it is dropped.
+    """Return how many passes a document gets; 0 means that the document is dropped.
 
-    It is weight * passes, rounded up with the probability of its fractional part (drawn by document id), else down.
+    The number is weight * passes, where `weight` is that of the document's source and `passes` is config.passes. It is
+    rounded up with a probability equal to its fractional part, and otherwise rounded down. The draw depends only on
+    `seed` and the document id.
     """
     rest, whole = math.modf(weight * passes)
     return int(whole) + (rest > 0 and draws.key(seed, "weight", document_id) < rest * 2.0**64)
@@ -26,8 +28,8 @@ def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> i
 def list_passes(documents: Sequence[TokenizedDocument], *, config: PipelineConfig, split: SplitName) -> list[int]:
     """Return the number of passes for each document.
 
-    It is at least 1, because documents with 0 passes are dropped during reading. Held-out documents get at most
-    config.passes.
+    Every number is at least 1, because documents with 0 passes are dropped during reading. If `split` is validation
+    (held-out documents), no number exceeds config.passes.
     """
     weights = config.source_weights
     found = (

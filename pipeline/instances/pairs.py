@@ -1,8 +1,9 @@
 """Makes sentence pairs: the first and the second segment of each row, as ranges of tokens in documents.
 
 The algorithm is the published one (Devlin et al. 2019, section 3.1 and appendix A.2). It needs sentence lengths, not
-tokens. Reference mode draws from one random generator in the published order. Strict mode has a generator for each
-document, seeded by (seed, document id, pass). So its pairs do not depend on the order of the documents.
+tokens. Reference mode repeats the published script: it draws from one random generator in the published order. Strict
+mode has a generator for each document, seeded by (seed, document id, pass). So its pairs do not depend on the order of
+the documents.
 """
 
 from __future__ import annotations
@@ -42,15 +43,20 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Four quirks of the published algorithm. True fixes a quirk (as in STRICT), false keeps it (as in REFERENCE)."""
+    """Says for each of three quirks of the published algorithm whether to fix it (True) or to keep it (False).
+
+    STRICT fixes all of them, and REFERENCE keeps all.
+    """
 
     target_per_pair: bool
-    """True: draw a target length for each pair. False: once per document and pass, so that rows are less full."""
+    """True: draw a target length for each pair. False: draw it once for each document and pass, so that rows are less
+    full."""
     balance_labels: bool
     """True: offer a true next segment whenever the document has one (see pair_document). False: every chunk of one
-    sentence is NOT_NEXT, so 50 to 60% of all labels are."""
+    sentence is NOT_NEXT, so 50 to 60% of all labels are NOT_NEXT."""
     whole_word_cuts: bool
-    """True: truncate between words, and cut sentences longer than a row into pieces. False: truncate anywhere."""
+    """True: truncate segments between words. False: truncate them anywhere. (Strict mode also cuts sentences longer
+    than a row into pieces, by segments.cut_units.)"""
 
 
 STRICT = Rules(target_per_pair=True, balance_labels=True, whole_word_cuts=True)
@@ -61,8 +67,9 @@ REFERENCE = Rules(target_per_pair=False, balance_labels=False, whole_word_cuts=F
 class PairTable:
     """A table of n pairs, stored as columns of length n.
 
-    Documents are indices into the list given to make_pairs. `second_document` is -1 if there is no second segment.
-    `label` is NEXT, NOT_NEXT or NO_LABEL. `ordinal` counts the pairs of a document within a pass.
+    `first_document` and `second_document` are indices into the list given to make_pairs. `second_document` is -1 if
+    there is no second segment. A segment has the tokens from its start to its stop (exclusive) of its document. `label`
+    is NEXT, NOT_NEXT or NO_LABEL. `ordinal` numbers the pairs of a document within a pass, from 0.
     """
 
     first_document: Int32s
@@ -83,7 +90,8 @@ class PairTable:
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Return a table of (pair, ordinal, pass number) triples. A pair's document index d becomes documents[d]."""
+        """Return the table of `pairs`, which are (pair, ordinal, pass number). A segment's document d becomes
+        documents[d]."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -96,7 +104,7 @@ class PairTable:
         return int(self.label.size)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | slice) -> PairTable:
-        """Return a table of the pairs that `rows` selects, in this order."""
+        """Return a table of the pairs that `rows` (indices or a slice) selects, in this order."""
         return PairTable(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
@@ -116,10 +124,11 @@ def make_pairs(
 ) -> PairTable:
     """Return all pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
 
-    `passes` is the number of passes for each document; None means all passes. A document gives at least one pair in
-    each of its passes; in later ones it only supplies negatives (second segments that do not follow). The order of
-    `documents` does not matter. Raises ValueError if a document has no tokens, if two have the same id, or if
-    random_document has fewer than two documents.
+    `passes` has the number of passes for each document; None means that every document takes part in every pass. In
+    each of its passes a document gives at least one pair. In later passes it gives no pairs, but it still supplies
+    negatives (second segments that do not follow) to other documents. The order of `documents` does not matter. Raises
+    ValueError if a document has no tokens, if two documents have the same id, or if config.next_sentence is
+    random_document and there are fewer than two documents.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     check_documents(documents, next_sentence=config.next_sentence)
@@ -174,15 +183,17 @@ def pair_document(
 ) -> Iterator[Pair]:
     """Yield the pairs of document `index`, truncated to fit a row. The caller may draw from `rng` between two pairs.
 
-    partners.pair_chunks makes the pairs of random_document in strict mode; this function makes all others.
+    This function makes all pairs except those of random_document in strict mode, which partners.pair_chunks makes.
 
-    Units (sentences, or pieces of long ones) are added to a chunk until it reaches the target length. A uniformly drawn
-    number of them becomes segment A. Segment B is the rest of the chunk (the true next segment), or a negative: units
-    of another document, from a uniformly drawn one on. After a negative, the unused units start the next chunk.
+    Units (sentences, or pieces of long sentences) are added to a chunk until it reaches the target length. If
+    `next_sentence` is none, the chunk is the only segment. Otherwise a uniformly drawn number of its units becomes
+    segment A, and segment B is the rest of the chunk (the true next segment) or a negative, by a fair coin. A negative
+    of sentence_order is the true pair with its segments swapped. A negative of random_document consists of consecutive
+    units of another document, from a uniformly drawn unit on; the rest of the chunk, which is then unused, starts the
+    next chunk.
 
-    With rules.balance_labels a chunk takes a second unit even if the first alone reaches the target. If the document's
-    last unit is left alone, it becomes B, and the units before it are used again as A. A document of one sentence is
-    cut into two units (cut_units).
+    With rules.balance_labels a chunk takes a second unit even if the first alone reaches the target. If only the
+    document's last unit remains for a chunk, this unit becomes B, and the units before it are used again as A.
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1
@@ -233,15 +244,16 @@ def pair_document(
 
 
 def fewest_documents(next_sentence: NextSentence) -> int:
-    """Return the least number of documents for training or for validation.
+    """Return the smallest number of documents that training and validation data must each have for `next_sentence`.
 
-    It is 2 for random_document, because a segment that does not follow comes from another document.
+    It is 2 for random_document, because a wrong next segment comes from another document, and otherwise 1.
     """
     return 2 if next_sentence == "random_document" else 1
 
 
 def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: NextSentence) -> None:
-    """Raise ValueError if there are too few documents, if one has no tokens, or if two have the same id."""
+    """Raise ValueError if a document has no tokens, if two have the same id, or if random_document has fewer than
+    two."""
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(
             f"next_sentence: random_document takes second segments from other documents, but there are "
@@ -257,10 +269,10 @@ def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: Ne
 
 
 def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) -> Segment:
-    """Return a random segment as published: consecutive units of a document, from a uniformly drawn unit on.
+    """Return a random segment, drawn as in the published script: consecutive units of one document.
 
-    It ends once it has `length` tokens, or with the document. The document is drawn uniformly, up to ten times until
-    it is not number `but`.
+    The document is drawn uniformly. If it is number `but`, it is drawn again, up to ten draws in all. The first unit is
+    drawn uniformly. The segment ends when it has `length` tokens, or with the document.
     """
     for _ in range(_TRIES):
         index = rng.randint(0, len(corpus.documents) - 1)

@@ -1,11 +1,12 @@
 """Makes the pairs of next_sentence: random_document in strict mode, so that only reading tells their labels.
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
-coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source, with
-about as much text left behind it. A place is the partner of at most one chunk. The second segment B begins at the
-chunk's own place (NEXT) or at the partner's (NOT_NEXT), and is never longer than the text at either place allows. So A,
-the places and the lengths of B have the same distribution for both labels. A chunk without a partner gives a row
-without a label: a document with more than half of its source's text in a bucket has such chunks.
+coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. About
+as much text must follow the partner's place as the chunk's own. A place is the partner of at most one chunk. The second
+segment B begins at the chunk's own place (NEXT) or at the partner's place (NOT_NEXT). B is never longer than the text
+that follows either of the two places. So A, the places and the lengths of B have the same distribution for both labels.
+A chunk without a partner gives a row without a label. This happens if one document has more than half of its source's
+text in a bucket.
 """
 
 from __future__ import annotations
@@ -35,24 +36,26 @@ from pipeline.instances.segments import (
 )
 
 ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpaired"
-"""Why a row has one segment and no label. ALONE: the bucket has no other document of its source. UNPAIRED: all places
-of other documents with about as much text left are partners of other chunks."""
+"""The reasons why a row has one segment and no label. ALONE: the bucket has no other document of the row's source.
+UNPAIRED: all places of other documents that are followed by about as much text are partners of other chunks."""
 _BLOCK = 32
-"""Partners are drawn from blocks of this many places, if all places of a source are sorted by the tokens left behind
-them."""
+"""Number of places in a block. The places of a source are sorted by the tokens that follow them and divided into
+blocks. A chunk's partner is drawn from the block of the chunk's own place."""
 _ROUNDS, _LATER_ROUNDS = 12, 3
-"""How often chunks with an unfit partner exchange it, in blocks of _BLOCK places and in each size of larger blocks."""
+"""Number of rounds in which chunks with an unfit partner exchange it: in blocks of _BLOCK places, and then in each of
+the larger sizes of blocks."""
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
 class Chunk(NamedTuple):
-    """A first segment of a document and the place where its true next begins, in units (sentences or pieces of them).
+    """A first segment A of a document and the place where its true next segment begins.
 
-    A has the units from `first` to `split`, and the true next begins with unit `split`. If split == stop there is no
-    true next. `length` is the number of tokens that B should have at least. `negative` is the coin: whether the pair is
-    to be NOT_NEXT. `ordinal` counts the chunks of the document.
+    The numbers `first`, `split` and `stop` count units (sentences or pieces of them). A has the units from `first` to
+    `split` (exclusive), and the true next begins with unit `split`. If split == stop, there is no true next. `length`
+    is the number of tokens that B should have at least. `negative` is the coin: whether the pair is to be NOT_NEXT.
+    `ordinal` numbers the chunks of the document from 0.
     """
 
     document: int
@@ -69,11 +72,13 @@ class Partners:
     """The partner of each of n chunks, as arrays of length n."""
 
     chunk: Int64s
-    """The index of the chunk at whose place the wrong next begins, or -1 if there is none."""
+    """The index of the chunk at whose place the wrong next segment begins, or -1 if the chunk has no partner."""
     length: Int64s
-    """The tokens that B should have at least: those wanted, or fewer if one of the two places has fewer left."""
+    """The number of tokens that B should have at least: Chunk.length, or fewer if fewer tokens follow the partner's
+    place."""
     repeats: Bools
-    """Whether every place that was tried has exactly the text of the true next."""
+    """True if the chunk got no partner and a place that was tried has exactly the text of the true next. Such a pair is
+    NEXT."""
 
 
 def cut_chunks(
@@ -85,13 +90,14 @@ def cut_chunks(
     is_alone: bool,
     rng: random.Random,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a document, at least one, each with its coin.
+    """Yield the chunks of a document, at least one, each with a fair coin for its label (`negative`).
 
-    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. With `is_alone` no
-    chunk is negative. Units are added to a chunk until it reaches a target length: `room` tokens, or with
-    `short_sequence_probability` fewer. A uniformly drawn number of units becomes A. After a negative, the units of the
-    true next start the next chunk. If the last unit is left alone, it becomes the true next, and the units before it
-    are used again as A.
+    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. `is_alone` says that
+    no other document has the same source; then no chunk is negative. Units are added to a chunk until it reaches a
+    target length. The target is `room` tokens or, with probability `short_sequence_probability`, a uniformly drawn
+    number from 2 to `room`. A uniformly drawn number of the units becomes A. After a negative, the units of the true
+    next start the next chunk. If only the document's last unit remains for a chunk, this unit becomes the true next,
+    and the units before it are used again as A.
     """
     last = len(bounds) - 1
     begin = ordinal = 0
@@ -118,10 +124,10 @@ def cut_chunks(
 def pair_chunks(
     corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int, takes_part: Sequence[bool]
 ) -> Iterator[tuple[Pair, int]]:
-    """Yield (pair, ordinal of its chunk) for the chunks of each document that takes part, in order.
+    """Yield (pair, ordinal of its chunk) for the chunks of each document that takes part, in the order of `chunks`.
 
-    `takes_part` has a bool for each document. The other documents make no pairs in this pass, but their places are
-    partners too.
+    `takes_part` has a bool for each document. A document that does not take part makes no pairs in this pass, but its
+    places can be partners of other chunks.
     """
     partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
     rng, drawn_for = random.Random(0), -1
@@ -145,9 +151,9 @@ def pair_chunks(
 
 
 def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
-    """Return the number of rows without a label by (ALONE or UNPAIRED, source).
+    """Return the number of rows without a label by (ALONE or UNPAIRED, index of the source).
 
-    `first_document` and `label` have an entry for each row.
+    `first_document` (an index into `documents`) and `label` are arrays with an entry for each row.
     """
     of_source = Counter(document.source for document in documents)
     sources = [documents[index].source for index in first_document[label == NO_LABEL].tolist()]
@@ -155,9 +161,10 @@ def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: An
 
 
 def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int) -> Partners:
-    """Return a partner for each chunk, from the places of its source.
+    """Return the partner of each chunk: the place of a chunk in another document of the same source.
 
-    The draws are keyed by (seed, document id, pass, ordinal), so they depend on nothing else.
+    The random draws depend only on seed, document id, pass and ordinal. `room` is the number of tokens that fit into a
+    row.
     """
     count = len(chunks)
     columns = np.array(chunks, np.int64).reshape(-1, len(Chunk._fields)).T
@@ -189,11 +196,17 @@ def _choose_in_source(
     room: int,
     partners: Partners,
 ) -> None:
-    """Fill `partners` for the chunks `order`, all of one source, sorted by the tokens left at their places.
+    """Choose partners for the chunks of one source, and enter them into `partners`.
 
-    Every place is the partner of at most one chunk, so places are as frequent in NOT_NEXT pairs as in NEXT pairs. For
-    that, blocks of neighbours in the order are permuted at random. Chunks whose partner is unfit exchange it with other
-    chunks, or are permuted again in larger blocks. Places with a whole row (`room` tokens) of text left are one block.
+    `order` are the indices of these chunks, sorted by the tokens that follow their places. `document`, `left` (the
+    tokens that follow the chunk's place, at most `room`) and `keys` (for random draws) have an entry for each chunk of
+    all sources.
+
+    Every place is the partner of at most one chunk, so places are as frequent in NOT_NEXT pairs as in NEXT pairs. To
+    achieve this, the places in each block of neighbours are permuted at random. A partner is unfit if it is in the same
+    document, if more than twice or less than half as much text follows it, or if this text equals the true next. Chunks
+    whose partner is unfit exchange partners with other chunks, or are permuted again in larger blocks. All places
+    followed by a whole row (`room` tokens) of text form one block.
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
@@ -221,12 +234,12 @@ def _choose_in_source(
             if not waiting.size:
                 break
             drawn = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
-            # the waiting chunks of a block permute their places
+            # the chunks of a block that still wait for a fit partner permute the places given to them
             targets = partner[waiting[np.lexsort((drawn[0], wide[waiting]))]]
             by_block = waiting[np.lexsort((drawn[1], wide[waiting]))]
             partner[by_block] = targets
             is_done[by_block] = is_fit(by_block, targets)
-            # then each exchanges its place with any chunk of the block, if that makes it fit and harms no other
+            # then each of them exchanges places with a random chunk of the block, if both then have a fit partner
             third = starts[waiting] + _below(drawn[2], sizes[waiting])
             chosen = np.unique(third, return_index=True)[1]
             mine, theirs = waiting[chosen], third[chosen]
@@ -244,19 +257,21 @@ def _choose_in_source(
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
-    """Return, for each draw, an integer from 0 to its bound - 1."""
+    """Return, for each of the random numbers `draw`, an integer from 0 to its entry of `bounds` minus 1."""
     return (((draw >> np.uint64(32)) * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
-    """Return the units from the chunk's place on, until they have `length` tokens: at least one unit."""
+    """Return the units from the chunk's place on: at least one, until they have `length` tokens or the document
+    ends."""
     bounds = corpus.bounds[chunk.document]
     stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
     return units_segment(corpus, chunk.document, chunk.split, stop)
 
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
-    """Return whether `length` tokens of units at the place of `theirs` are equal to the true next of `mine`."""
+    """Return whether the text at the place of `theirs` (units of `length` tokens or slightly more) equals that of
+    `mine`."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
     start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
     other = _take_units(corpus, theirs, length=length)

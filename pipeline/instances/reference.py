@@ -1,8 +1,8 @@
 """Repeats the published instance creation, draw for draw (google-research/bert, create_pretraining_data.py).
 
-All draws come from one random.Random, in the published order: shuffle the documents; make the pairs for each pass and
-document, and mask each pair before the next is made; shuffle all instances (masked pairs).
-`python -m pipeline.instances.reference` prints the instances of text files.
+An instance is a masked pair. All draws come from one random.Random, in the published order. First the documents are
+shuffled. Then, for each pass and document, the pairs are made, and each pair is masked before the next is made. At last
+all instances are shuffled. `python -m pipeline.instances.reference` prints the instances of text files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Return the pairs and the masks of all passes over a bucket (the documents of one shard).
+    """Return the pairs and the masks of all passes over a bucket (the documents of one shard), in the same order.
 
     The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
     does not matter, because they are sorted by id and the ids seed the random generator.
@@ -154,8 +154,8 @@ class ReferenceMaker:
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
     """Read text files with one sentence a line, and return their documents, tokenized, without empty ones.
 
-    A blank line ends a document. The end of a file does not, as in the published script. Raises ValueError if a file is
-    missing or not UTF-8, or if there is no document.
+    A blank line ends a document. As in the published script, the end of a file does not end a document. Raises
+    ValueError if a file is missing or not UTF-8, or if there is no document.
     """
     documents: list[list[str]] = [[]]
     for path in paths:
@@ -187,7 +187,7 @@ def reference_lines(
     dupe_factor: int,
     seed: int,
 ) -> Iterator[str]:
-    """Yield each instance as a line of JSON, after the last shuffle.
+    """Yield each instance (masked pair) of `dupe_factor` passes over `documents` as a line of JSON, in shuffled order.
 
     The keys are tokens (after masking), segment_ids, is_random_next, masked_lm_positions and masked_lm_labels.
     """

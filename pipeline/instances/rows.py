@@ -20,11 +20,13 @@ Ids: TypeAlias = npt.NDArray[Any]
 class Rows:
     """Holds n unmasked rows. The ids of row r are ids[offsets[r]:offsets[r + 1]].
 
-    `ids` has the dtype of the documents' ids; `offsets` is int64[n + 1]. `word_starts` (bool, for each id) marks the
-    first token of each word, of each segment, and special tokens, so that no word crosses a [SEP]. `first_length`
-    (int32[n]) counts the first segment with [CLS] and [SEP]. `label` (int8[n]) is -1 for none. `document_id` and
-    `second_document_id` are uint8[n, 16]; the second is zero if `has_second` (bool[n]) is false. `pass_number` is
-    int32[n]. `source` (uint16[n]) belongs to the first document. `keys` (uint64[n]) are random keys for the masks.
+    `ids` has the dtype of the documents' ids; `offsets` is int64[n + 1]. `word_starts` (bool, for each id) marks
+    special tokens and the first token of each word and of each segment, so that no word crosses a [SEP]. `first_length`
+    (int32[n]) is the number of tokens of [CLS], first segment and [SEP] together. `label` (int8[n]) is -1 if the row
+    has no label. `document_id` and `second_document_id` (uint8[n, 16]) are the ids of the documents of the two
+    segments. `has_second` (bool[n]) says whether there is a second segment; if not, `second_document_id` is zero.
+    `pass_number` is int32[n]. `source` (uint16[n]) is the source of the first document. `keys` (uint64[n]) are random
+    keys for the masks.
     """
 
     ids: Ids
@@ -46,8 +48,8 @@ class Rows:
 def assemble_rows(documents: Sequence[TokenizedDocument], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
     """Return the rows of `pairs`, in order. `documents` is the list that the pairs' document indices refer to.
 
-    The random keys depend only on the seed, the first document's id, the pass and the ordinal, so the masks do not
-    depend on batches or order.
+    Rows.keys depend only on `seed`, the first document's id, the pass and the ordinal (the pair's number in its
+    document), so the masks do not depend on batches or order.
     """
     dtype = documents[0].ids.dtype if documents else np.dtype(np.uint16)
     cls, sep = np.array([special.cls], dtype), np.array([special.sep], dtype)

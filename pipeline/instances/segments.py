@@ -24,7 +24,7 @@ NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 
 
 class Segment(NamedTuple):
-    """The tokens start:stop of one document. `document` is its index in the caller's list of documents."""
+    """The tokens start:stop of one document. `document` is the document's index in the caller's list of documents."""
 
     document: int
     start: int
@@ -32,7 +32,10 @@ class Segment(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two segments; the second is None, and the label NO_LABEL, where there is no pair."""
+    """Two segments with a label: NEXT, NOT_NEXT or NO_LABEL.
+
+    If a row has only one segment, `second` is None and the label is NO_LABEL.
+    """
 
     first: Segment
     second: Segment | None
@@ -55,16 +58,21 @@ def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
 
 
 def whole_units(document: TokenizedDocument) -> list[int]:
-    """Return the bounds of units that are whole sentences: the first token of each, then the number of tokens."""
+    """Return the bounds of the document's units if each sentence is one unit.
+
+    The bounds are the first token of each unit, and at the end the number of tokens.
+    """
     return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
 
 
 def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
-    """Return the bounds of units in strict mode: the first token of each unit, then the number of tokens.
+    """Return the bounds of the document's units in strict mode.
 
-    Sentences longer than `room` tokens are cut into units of at most room // 4 tokens, which end between words; only a
-    word longer than that is cut inside. Other sentences are one unit. If a document has only one unit, of several
-    words, it is cut in two before a word, drawn uniformly with the seed `rng_parts` (seed, document id, pass).
+    The bounds are the first token of each unit, and at the end the number of tokens. A sentence of at most `room`
+    tokens is one unit. A longer sentence is cut into units of at most room // 4 tokens. The cuts are between words,
+    except inside a word longer than room // 4 tokens. If the document then has only one unit, and this unit has several
+    words, it is cut in two between words, at a place drawn uniformly with the seed `rng_parts` (seed, document id,
+    pass).
     """
     bounds = whole_units(document)
     if len(bounds) > 2 and int(document.sentence_lengths.max()) <= room:
@@ -95,9 +103,9 @@ def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """Return the index of the unit where the last `length` tokens before unit `begin` start.
+    """Return the index of the unit that contains the first of the last `length` tokens before unit `begin`.
 
-    It is begin - 1 at most, and 0 if all units before `begin` have fewer tokens.
+    The index is at most begin - 1. It is 0 if all units before `begin` together have fewer than `length` tokens.
     """
     return max(0, min(bisect_right(bounds, bounds[begin] - length) - 1, begin - 1))
 
@@ -107,8 +115,9 @@ def fit_two(
 ) -> tuple[Segment, Segment]:
     """Return both segments, truncated until both together have at most `room` tokens.
 
-    Tokens are removed from the longer segment (the second if equal), at front or back by a fair coin. With
-    `whole_words`, the rest of a word that was cut is removed too.
+    Tokens are removed one by one from the segment that is then longer (from the second if both are equal). A fair coin
+    decides whether a token is removed at the segment's front or back. With `whole_words`, the rest of a word that was
+    cut is removed too.
     """
     if not whole_words:
         return _cut_tokens(first, second, room=room, rng=rng)
@@ -124,14 +133,18 @@ def fit_two(
 
 
 def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
-    """Return the segment, truncated between words to `room` tokens, each removed at front or back by a fair coin."""
+    """Return the segment, truncated between words to at most `room` tokens.
+
+    A fair coin decides for each token to remove whether it is removed at the front or the back. The rest of a word that
+    was cut is removed too.
+    """
     return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
 
 
 def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
-    """Return the segment without `count` tokens, each removed at front or back by a fair coin.
+    """Return the segment without `count` of its tokens, each removed at the front or the back by a fair coin.
 
-    The rest of a word that was cut is removed too, unless nothing would be left.
+    The rest of a word that was cut is removed too, unless nothing of the segment would be left.
     """
     if count == 0:
         return segment
@@ -149,7 +162,10 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """Return both segments, truncated as in the published script: with one random draw for each token removed."""
+    """Return both segments, truncated as in the published script until both together have at most `room` tokens.
+
+    There is one random draw for each token removed, and words may be cut.
+    """
     (document_1, start_1, stop_1), (document_2, start_2, stop_2) = first, second
     while stop_1 - start_1 + stop_2 - start_2 > room:
         at_front = rng.random() < 0.5

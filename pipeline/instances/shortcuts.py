@@ -1,9 +1,9 @@
 """Measures how well simple rules tell next-sentence labels without reading: by source, length, place or shared words.
 
 A rule puts each row into a cell, such as (source of A, source of B), and answers with the label that is more frequent
-in that cell. It is fitted on one half of the rows and measured on the other half, then the other way round. What it
-needs are counts of rows by (cell, half, label), which add up over shards. A million tokens take 60 ms, most of it for
-shared words.
+in that cell. The rule is fitted on one half of the rows and measured on the other half, then the other way round. It
+needs only the numbers of rows by (cell, half, label), and these add up over shards. A million tokens take 60 ms, most
+of it for shared words.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ RULES: Mapping[str, str] = {
     "place": "tokens before the second segment in its document, and after it",
     "words": "rare tokens that both segments hold",
 }
-"""Every rule with what it looks at. "language" is derived from the counts of "source". Only a build knows "place"."""
+"""Maps every rule to what it looks at. The counts of "language" are derived from those of "source". Only a build can
+count "place", because stored rows do not record it."""
 OF_THE_TEXT = ("words",)
-"""Rules that read the text. They are shown but not judged, because a true next does share words with the first."""
+"""Rules that read the text. They are shown but not judged, because a true next segment naturally shares words with the
+first."""
 WARN_ABOVE, FAIL_ABOVE = 0.55, 0.65
-"""Accuracy of the best rule above which a build warns, and above which it fails."""
+"""A build warns if the accuracy of a rule is above WARN_ABOVE, and fails if it is above FAIL_ABOVE."""
 ENOUGH_TO_WARN, ENOUGH_TO_FAIL = 1_600, 400
-"""The numbers of rows that a warning and a failure need. With fewer, chance alone can give such an accuracy (with so
-many, it would take four standard deviations)."""
+"""The numbers of rows that a warning and a failure need at least. With fewer rows, chance alone can give such an
+accuracy. With this many, chance would have to deviate by four standard deviations or more."""
 RARE = 10_000
-"""A token is rare if it is less than one in RARE of all tokens counted."""
+"""A token is rare if it makes up less than one in RARE of all tokens counted."""
 _BINS, _COARSE_BINS = 32, 16
 _MOST_SHARED, _LENGTHS_OF_WORDS = 7, 8
 _DIGITS = 32
@@ -45,7 +47,7 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of one rule: the share of `rows` rows whose label it tells."""
+    """The accuracy of one rule: the share of `rows` labelled rows for which the rule's answer is right."""
 
     rule: str
     accuracy: float
@@ -63,11 +65,13 @@ def count_shortcuts(
     max_seq_length: int,
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
-    """Return, for each rule, the number of labelled rows by code: 4 * cell + 2 * half + label.
+    """Return a Counter for each rule: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
 
+    The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
-    [CLS] A [SEP]. `sources` are those of A and of B, [n] each. `places` are the tokens before B in its document and
-    after it, [n] each; without them the rule "place" is left out. Tokens are rare by their number in these rows.
+    [CLS] A [SEP]. `label` [n] is negative for rows without a label. `sources` are the indices of the sources of A and
+    of B, [n] each. `places` are the number of tokens before B in its document and the number after it, [n] each; if
+    `places` is None, the rule "place" is left out. Whether a token is rare is decided by its frequency in these rows.
     """
     labelled = label >= 0
     first_length = first_length.astype(np.int64)
@@ -93,7 +97,10 @@ def count_shortcuts(
 
 
 def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
-    """Return the accuracy of each rule in `counts`, in the order of RULES. `languages` has that of each source."""
+    """Return the accuracy of each rule in `counts` and of the rule "language", in the order of RULES.
+
+    `languages` has the language of each source.
+    """
     known = {**counts}
     if "source" in counts:
         known["language"] = _by_language(counts["source"], languages=languages)
@@ -101,7 +108,7 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Return the rules that a build warns of, and those that it fails for. Rules that read the text are in neither."""
+    """Return (rules to warn of, rules to fail for), by their accuracy. Rules that read the text are in neither list."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
@@ -138,7 +145,7 @@ def _by_language(counts: Counter[int], *, languages: Sequence[str]) -> Counter[i
 
 
 def _halves(ids: Numbers, offsets: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the half (0 or 1) of each row, by a hash of its tokens."""
+    """Return int64[n]: the half (0 or 1) to which each row belongs, by a hash of its tokens."""
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ids, dtype=np.int64)])
     keys = draws.mix((sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.uint64))
     return (keys >> np.uint64(63)).astype(np.int64)
@@ -150,7 +157,7 @@ def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
 
 
 def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: how many different rare tokens are in both segments of each row."""
+    """Return int64[n]: the number of different rare tokens that occur in both segments of each row."""
     rare = np.bincount(ids) * RARE < ids.size
     places = np.flatnonzero(rare[ids])
     row = np.searchsorted(offsets, places, side="right") - 1

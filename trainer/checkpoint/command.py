@@ -33,7 +33,10 @@ from trainer.config import CONFIG_NAME, CheckpointConfig, read_run_config
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the command found out about one checkpoint."""
+    """What the command found out about one checkpoint.
+
+    `written` is the local time of writing, and `world_size` the number of ranks that wrote; "?" and None if not known.
+    """
 
     folder: Location
     num_bytes: int
@@ -57,8 +60,10 @@ HEADER = f"{'step':>10}  {'size':>8}  {'written':<19}  {'workers':>7}  state"
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status: 0 success, 1 `verify` found damage, 2 the command failed or was
-    refused."""
+    """Run the command and return its exit status.
+
+    The status is 0 for success, 1 if `verify` found damage, and 2 if the command failed or was refused.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m trainer.checkpoint",
         description="Checkpoints of a run: list verifies every byte of each and shows the result; verify does the same "
@@ -88,8 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def inspect(run: Location) -> list[Report]:
-    """Verify every byte of a run's checkpoints. Return one report each, oldest first. Raises CheckpointError if there
-    is none."""
+    """Verify every byte of a run's checkpoints. Return one report for each checkpoint, oldest first.
+
+    Raises CheckpointError if the run has no checkpoint.
+    """
     folders = find_checkpoints(run).folders
     if not folders:
         raise CheckpointError(f"{checkpoints_folder(run)}: holds no checkpoint; give a run directory")
@@ -97,10 +104,10 @@ def inspect(run: Location) -> list[Report]:
 
 
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
-    """Remove the checkpoints that `config` does not keep. Return the reports of the kept and of the removed ones.
+    """Remove the checkpoints that `config` does not keep. Return (reports of those kept, reports of those removed).
 
     Damaged checkpoints do not count towards the numbers to keep. They stay unless `damaged` is true. Raises
-    CheckpointError, and removes nothing, if none verifies.
+    CheckpointError, and removes nothing, if no checkpoint verifies.
     """
     reports = inspect(run)
     whole = {step_of(report.folder): report for report in reports if not report.trouble}

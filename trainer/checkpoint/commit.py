@@ -1,9 +1,9 @@
-"""Lets all ranks write one checkpoint together. Until it is committed, in one step, it is called a draft.
+"""Lets all ranks write one checkpoint together. Until the checkpoint is committed, in one step, it is called a draft.
 
 On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename.
 There each attempt to save writes into a folder of its own, which counts only if the checkpoint's manifest names it. The
-manifest is written last, in one request, and a later attempt at the same step replaces it. Ranks signal each other by
-small files.
+manifest is written last, in one request. A later attempt at the same step replaces the manifest. Ranks signal each
+other by small files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GIVEN_UP = "given-up"
 
 
 class Draft(Protocol):
-    """A checkpoint that is being written and is not yet valid. Each rank has its own object for it."""
+    """A checkpoint that is being written and is not yet valid. Each rank has its own object for the same draft."""
 
     name: str
     """The draft's name in messages."""
@@ -48,24 +48,30 @@ class Draft(Protocol):
         """Create the draft. For rank 0 only, before the other ranks learn of the draft."""
 
     def begin_part(self, rank: int) -> None:
-        """Announce that `rank` starts to write its part."""
+        """Announce that `rank` starts to write its files of the checkpoint."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
-        """Announce that `rank` has written its files. `entries` are their manifest entries (sizes and hashes)."""
+        """Announce that `rank` has written its files. `entries` maps their names to their manifest entries (size and
+        hash)."""
 
     def fail_part(self, rank: int, *, reason: str) -> None:
-        """Announce that `rank` cannot write its part. Never raises."""
+        """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
     def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return rank -> manifest entries for those of `ranks` that have finished. Raises CheckpointError if one has
-        failed."""
+        """Return rank -> manifest entries by file name, for those of `ranks` that have written their files.
+
+        Raises CheckpointError if one of `ranks` has failed.
+        """
 
     def seal(self, entries: Mapping[str, Any]) -> None:
-        """Do all work that can precede the commit, with the manifest entries of all files. For rank 0 only."""
+        """Do all the work that can precede the commit. `entries` are the manifest entries of all ranks' files. For rank
+        0 only."""
 
     def commit(self) -> None:
-        """Turn the draft into its step's checkpoint. For rank 0 only, while the job holds the run's lease (exclusive
-        right)."""
+        """Turn the draft into its step's checkpoint. For rank 0 only.
+
+        The job must hold the run's lease (the exclusive right to the run directory) during the call.
+        """
 
     def give_up(self) -> None:
         """Abandon the draft, so that no rank waits for it. For rank 0 only. Never raises."""
@@ -75,15 +81,17 @@ class Draft(Protocol):
 
 
 def open_draft(root: Location, *, step: int, token: int, world_size: int) -> Draft:
-    """Return a rank's object for the draft of a step. `token`, the same on all ranks, identifies the attempt to
-    save."""
+    """Return this rank's object for the draft of a step. `root` is the folder of the run's checkpoints.
+
+    `token` identifies the attempt to save and must be the same on all ranks.
+    """
     if isinstance(root, Path):
         return _FolderDraft(root, step=step, token=token, world_size=world_size)
     return _StoreDraft(root, step=step, token=token)
 
 
 def remove_leftovers(root: Location) -> None:
-    """Remove what unfinished saves left in a run's folder of checkpoints. No save may be in progress."""
+    """Remove what unfinished saves left in `root`, the folder of a run's checkpoints. No save may be in progress."""
     if isinstance(root, Path):
         for path in root.iterdir():
             if path.name.startswith("."):
@@ -145,7 +153,7 @@ class _FolderDraft:
     def commit(self) -> None:
         replaced = put_in_place(self.files, final=self._final)
         if replaced is not None:
-            remove(replaced)  # it may have the draft's name, and the other ranks wait until that is gone
+            remove(replaced)  # it may have got the draft's name, and the other ranks wait until no folder has this name
 
     def give_up(self) -> None:
         """Abandon the draft. Its folder is renamed first, in one step, because other ranks may still write into it."""
@@ -157,7 +165,8 @@ class _FolderDraft:
     def is_committed(self) -> bool | None:
         """Return whether the draft was committed, or None if undecided.
 
-        The folder of the step may be an earlier checkpoint. It is this draft's only if its manifest names the draft.
+        The folder of this step may be an earlier checkpoint. It comes from this draft only if the manifest in it says
+        so.
         """
         if self.files.exists():
             return None

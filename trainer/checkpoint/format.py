@@ -44,7 +44,10 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """The contents of state.json: everything in a run's state that is not a tensor."""
+    """The contents of state.json: everything in a run's state that is not a tensor.
+
+    `loss_scale` has the fields of engine.LossScale, and `plan_state` those of data.PlanState.
+    """
 
     step: int
     """Steps that the run has done, including those without an update."""
@@ -57,10 +60,11 @@ class CheckpointState:
     world_size: int
     threads: int
     versions: dict[str, str]
-    """Versions of Python and libraries, and the device. A difference on resume is a warning, since results may depend
-    on it."""
+    """Versions of Python and libraries, and the device (library_versions). On resume, a difference is only a warning:
+    results may depend on them."""
     guard: dict[str, Any] = field(default_factory=dict)
-    """State of trainer.train.divergence: windows of skipped data, number of bad steps in a row, and so on."""
+    """State of the divergence guard (trainer.train.divergence): windows of skipped data, number of bad steps in a row,
+    and so on."""
     data_hash: str = ""
     """Hash of the data set that the last step read. Empty in older checkpoints."""
     rows: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +72,7 @@ class CheckpointState:
 
 
 def write_tensors(path: Location, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Write CPU tensors (fp32 or uint8) to a safetensors file, without copies, and fsync it if it is on a disk.
+    """Write CPU tensors (fp32 or uint8) to a safetensors file, without copies. On a disk, fsync the file.
 
     Returns the file's manifest entry, {"bytes": size, "sha256": hash}, computed while writing.
     """
@@ -112,7 +116,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_json(path: Location, value: Any) -> dict[str, Any]:
-    """Write `value` atomically as JSON. Return the file's manifest entry (size and sha256)."""
+    """Write `value` atomically as JSON. Return the file's manifest entry, {"bytes": size, "sha256": hash}."""
     data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     storage.write_bytes(path, data, make_folders=False)
@@ -137,10 +141,10 @@ def write_manifest(
     attempt: str | None = None,
     draft: str | None = None,
 ) -> None:
-    """Write a checkpoint's manifest: the list of its files, with a hash of the manifest itself.
+    """Write the manifest of the checkpoint in `folder`: the list of its files, with a hash of the manifest itself.
 
-    `attempt` (on a store) is the subfolder that holds the files. `draft` (on a disk) is the folder's name before the
-    commit.
+    `files` maps file names to manifest entries. `attempt` (on a store) is the subfolder that holds the files. `draft`
+    (on a disk) is the folder's name before the commit.
     """
     body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
     body |= {key: value for key, value in (("attempt", attempt), ("draft", draft)) if value is not None}
@@ -157,9 +161,9 @@ def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
 
 
 def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
-    """Check a checkpoint's manifest as `read_manifest` does. Return the folder of its files and their manifest entries.
+    """Check a checkpoint's manifest as `read_manifest` does. Return (folder of the files, manifest entries).
 
-    On a store the files are in a subfolder. The entries are file name -> {"bytes": size, "sha256": hash}.
+    On a store the files are in a subfolder. The entries map file names to {"bytes": size, "sha256": hash}.
     """
     path, manifest = locate(folder, MANIFEST), _read_checked(folder)
     files: dict[str, dict[str, Any]] = manifest["files"]
@@ -171,10 +175,10 @@ def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]
 
 
 def draft_of(folder: Location) -> str | None:
-    """Return the name that a checkpoint's folder had before the commit. Return None on a store and for older
-    checkpoints.
+    """Return the name that a checkpoint's folder had before the commit, or None if the manifest does not record it.
 
-    Raises CheckpointError if the manifest is missing or damaged.
+    The name is missing on a store and in older checkpoints. Raises CheckpointError if the manifest is missing or
+    damaged.
     """
     draft: str | None = _read_checked(folder).get("draft")
     return draft
@@ -203,7 +207,8 @@ def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
 
 
 def state_file(folder: Location) -> Location:
-    """Return the path of a checkpoint's state.json."""
+    """Return the path of a checkpoint's state.json. Raises CheckpointError if the folder holds neither it nor a
+    manifest."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return folder / STATE
     return locate(open_manifest(folder)[0], STATE)
@@ -224,7 +229,7 @@ def read_state(checkpoint: str | Path) -> CheckpointState:
 
 
 def is_checkpoint(folder: Location) -> bool:
-    """Whether a folder looks like a checkpoint, complete or damaged. A run directory does not."""
+    """Return whether a folder looks like a checkpoint, complete or damaged. A run directory does not look like one."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return True
     return bool(_STEP.fullmatch(storage.base_name(folder))) and storage.find_file(locate(folder, MANIFEST)) is not None
@@ -233,8 +238,8 @@ def is_checkpoint(folder: Location) -> bool:
 def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
     """Check every byte of a checkpoint's files against the manifest.
 
-    If `world_size` ranks share the work, each reads every world_size-th file. Raises CheckpointError that names the
-    first file that differs, or OSError if a store does not answer.
+    If `world_size` ranks share the work, each rank reads every world_size-th file. Raises CheckpointError that names
+    the first file that differs, or OSError if a store does not answer.
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
@@ -260,9 +265,9 @@ def step_name(step: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints that a run had committed at one moment, not verified. The object is false if there are none.
+    """The checkpoints that a run had committed at one moment, not verified. bool() is False if there are none.
 
-    On a store, listing them means listing every file, so list once and pass this object on.
+    On a store, listing the checkpoints means listing every file, so list once and pass this object on.
     """
 
     run: Location
@@ -278,13 +283,13 @@ class Checkpoints:
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """Return the folders, newest first. If some are up to step `through`, return only these."""
+        """Return the folders, newest first. Folders after step `through` are left out, unless there are no others."""
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 
 
 def find_checkpoints(run_dir: str | Path) -> Checkpoints:
-    """Return the committed checkpoints of a run, without verifying them."""
+    """Return the committed checkpoints of a run, without verifying them. On a store, this lists every file."""
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
         found = [file.name.split("/") for file in storage.list_files(root)]
@@ -301,8 +306,10 @@ def checkpoints_folder(run_dir: str | Path) -> Location:
 
 
 def step_of(folder: Location) -> int:
-    """Return the step in the name of a checkpoint's folder. Raises CheckpointError if the name is not like
-    step-00000100."""
+    """Return the step in the name of a checkpoint's folder.
+
+    Raises CheckpointError if the name is not like step-00000100.
+    """
     match = _STEP.fullmatch(storage.base_name(folder))
     if match is None:
         raise CheckpointError(f"{folder}: is not a checkpoint; expected a folder called like {step_name(100)}")
@@ -310,8 +317,10 @@ def step_of(folder: Location) -> int:
 
 
 def restore_moved_aside(run_dir: str | Path) -> None:
-    """Rename a checkpoint back that a save had moved aside. This is needed if the save was killed before its
-    replacement was in place."""
+    """Rename checkpoints that saves moved aside back to their own names, unless a new checkpoint has the name.
+
+    This is needed if a save was killed before its new checkpoint of the same step was in place.
+    """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
         final = aside.with_name(aside.name.removeprefix(ASIDE))
@@ -320,7 +329,8 @@ def restore_moved_aside(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions of Python and libraries and the name of the device. Results may depend on them."""
+    """Return the versions of "python" and of libraries by name, and the name of the "device". Results may depend on
+    them."""
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # the trainer runs without Ray too

@@ -57,10 +57,11 @@ def find_together(run_dir: str | Path) -> Checkpoints:
 
 
 def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
-    """Load the newest undamaged checkpoint and return its state, or None if the run has no checkpoint.
+    """Load the newest undamaged checkpoint into `engine` and return its state, or None if the run has no checkpoint.
 
-    Checkpoints after step `through` are used only if there are no earlier ones. Collective: each rank verifies its
-    share of the files. Raises CheckpointError on every rank if all are damaged, or if the model does not fit.
+    Checkpoints after step `through` are used only if all checkpoints are after it. Collective: each rank verifies its
+    share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the model does not
+    fit.
     """
     find_damage, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
     folder = _find_valid(checkpoints, find_damage=find_damage, through=through, level=level)
@@ -71,8 +72,8 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     """Load a checkpoint into the engine, whatever world size, ZeRO stage and precision wrote it, and return its state.
 
     Collective: each rank reads only the elements that it holds. Random generators are restored if the world size is the
-    same. Raises CheckpointError if names or shapes of parameters are not the model's. Does not verify the files'
-    hashes.
+    same. Raises CheckpointError if names or shapes of the checkpoint's parameters are not those of the engine's model.
+    Does not verify the hashes of the tensors' files.
     """
     folder = locate(checkpoint)
     state = read_state(folder)
@@ -102,7 +103,7 @@ def newest_verified(checkpoints: Checkpoints) -> Location | None:
 def verify_together(folder: Location, *, engine: Engine) -> str:
     """Return the damage of a checkpoint as text, or "" if every byte verifies. Collective: the ranks share the files.
 
-    Raises CheckpointError on all ranks if a store fails.
+    Raises CheckpointError on all ranks if a store does not answer.
     """
     damage = failure = ""
     try:
@@ -132,9 +133,10 @@ def _find_valid(
     through: int | None = None,
     level: int = logging.WARNING,
 ) -> Location | None:
-    """Return the newest undamaged checkpoint, or None if there are none.
+    """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-    `find_damage` returns a checkpoint's damage, or "".
+    `find_damage` returns a checkpoint's damage as text, or "". `through` is as in `resume`. Damaged checkpoints are
+    logged at `level`. Raises CheckpointError if all are damaged.
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):
@@ -152,7 +154,10 @@ def _find_valid(
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """Verify a checkpoint and return parameter name -> fp32 CPU tensor in its full shape. Needs no DeepSpeed."""
+    """Verify a checkpoint and return parameter name -> fp32 CPU tensor in its full shape. Needs no DeepSpeed.
+
+    Raises CheckpointError if the checkpoint is damaged.
+    """
     folder = locate(checkpoint)
     verify(folder)
     weights = {}

@@ -1,7 +1,8 @@
-"""Reads parts of a safetensors file on an object store, with the functions of safe_open that checkpoints need.
+"""Reads parts of a safetensors file on an object store, with those functions of safetensors' safe_open that we need.
 
-Only these parts cross the network. A rank reads its elements in the order in which they were written, so each request
-is as large as READ_AHEAD_BYTES. Cost: that much memory per file, but at most BUFFERED_BYTES over all files.
+Only the parts that are asked for cross the network. A rank reads its elements in the order in which they were written,
+so each request can be as large as READ_AHEAD_BYTES. Cost: that much memory per file, but at most BUFFERED_BYTES over
+all files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def read_ahead_of(num_files: int) -> int:
 class RangedTensors:
     """A safetensors file on an object store, to be used in a `with` block. It reads tensors by name.
 
-    `num_files` is the number of files open at the same time. Raises CheckpointError if this is not a safetensors file.
+    `num_files` is the number of files open at the same time. Raises CheckpointError if `url` is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:
@@ -79,7 +80,10 @@ class RangedTensors:
         return shape
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Read and return elements [start, stop) of the flattened tensor `name`."""
+        """Read and return elements [start, stop) of the flattened tensor `name`, as a 1-D tensor.
+
+        Raises CheckpointError if the file ends before the last of these elements.
+        """
         entry = self._entries[name]
         dtype = _DTYPES[entry["dtype"]]
         wanted = (stop - start) * dtype.itemsize
@@ -91,7 +95,7 @@ class RangedTensors:
 
 
 class RangedSlice:
-    """A handle for a 1-D tensor in a file. Indexing it with a slice reads these elements."""
+    """A handle for a 1-D tensor in a file. Indexing the handle with a slice reads the elements of this slice."""
 
     def __init__(self, file: RangedTensors, *, name: str) -> None:
         self._file, self._name = file, name

@@ -18,16 +18,17 @@ from trainer.config import CheckpointConfig
 from trainer.telemetry import EVALUATIONS_NAME, read_json_lines
 
 COMPARABLE = ("phase", "data_hash", "pairs", "masked")
-"""Evaluations are comparable if their values for these keys are equal. A key that both lack counts as equal."""
+"""Two evaluations are comparable if their records have equal values for these keys. A key that both records lack counts
+as equal."""
 
 
 def choose_kept(
     steps: Iterable[int], *, config: CheckpointConfig, rankings: Iterable[Mapping[int, float]] = ()
 ) -> set[int]:
-    """Return those of `steps` whose checkpoints stay.
+    """Return those of `steps` whose checkpoints stay under the settings `config`.
 
-    Each of `rankings` maps step -> held-out loss. Losses of different rankings are not comparable, so each ranking
-    keeps its own best `config.keep_best` steps.
+    Each of `rankings` maps step -> held-out loss. Losses of different rankings are not comparable, so the best
+    `config.keep_best` steps of each ranking stay.
     """
     ordered = sorted(steps)
     kept = set(ordered[-config.keep_last :])
@@ -40,14 +41,14 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Return step -> held-out loss for each set of evaluations of the same phase, data set and pairs.
+    """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations (COMPARABLE).
 
     The loss is masked-LM plus next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out.
-    The newest evaluation is in the last mapping.
+    The last mapping contains the newest evaluation.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        labelled = record.get("nsp_accuracy") is not None  # then a loss of null was not finite
+        labelled = record.get("nsp_accuracy") is not None  # if so, a next-sentence loss of null was not finite
         if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {
@@ -57,8 +58,10 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
 
 
 def remove(folder: Location) -> None:
-    """Remove a checkpoint. Its name goes first (on a store, its manifest), so that a half-removed one never looks
-    valid."""
+    """Remove a checkpoint, so that a half-removed checkpoint never looks valid.
+
+    To achieve this, the folder's name is changed first (on a store, the manifest is deleted first).
+    """
     if not isinstance(folder, Path):
         storage.delete(locate(folder, MANIFEST))
         storage.delete_tree(folder)

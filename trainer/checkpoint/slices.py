@@ -1,6 +1,6 @@
 """Writes and reads a checkpoint's tensors by name and range of elements, whatever number of ranks wrote them.
 
-Each rank's file holds flat slices of parameters and AdamW moments, with their offsets in its metadata. Files are
+Each rank's file holds flat slices of parameters and AdamW moments, with offsets in the file's metadata. Files are
 memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs neither
 DeepSpeed nor a process group.
 """
@@ -36,7 +36,7 @@ def part_name(rank: int, *, world_size: int) -> str:
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write a rank's slices of the tensors (on the CPU) and the states of its random generators into one file.
 
-    Returns the file's manifest entry (size and sha256).
+    `generators` maps "cpu" and "cuda" to states. Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
     """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
@@ -57,7 +57,8 @@ class _Piece:
 class SavedTensors:
     """A reader for the tensors of a checkpoint, to be used in a `with` block.
 
-    Raises CheckpointError unless the ranks' files cover every parameter exactly once.
+    `shapes` maps each parameter's name to its full shape. Raises CheckpointError unless the ranks' files cover every
+    parameter exactly once.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -90,7 +91,10 @@ class SavedTensors:
             self._check_cover(name, pieces)
 
     def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
-        """Return elements [start, stop) of the flattened parameter `name` and of its moments, by kind, as fp32."""
+        """Return kind -> elements [start, stop) of the flattened parameter `name`, 1-D fp32, for each of `kinds`.
+
+        The kinds are "parameter" (the parameter's values) and the names of its Adam moments.
+        """
         wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
         return {
             kind: torch.cat(
@@ -105,7 +109,10 @@ class SavedTensors:
         }
 
     def read_generators(self, rank: int, *, world_size: int) -> dict[str, Tensor]:
-        """Return the states of the rank's random generators by device. Empty if the world size differs."""
+        """Return the states of the rank's random generators by device ("cpu" or "cuda").
+
+        The dict is empty if the checkpoint was written with another world size.
+        """
         part = self._parts.get(part_name(rank, world_size=world_size))
         if part is None:
             return {}

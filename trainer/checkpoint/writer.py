@@ -1,8 +1,8 @@
 """Writes checkpoints in a thread while training continues. Every rank writes its part, then rank 0 commits all parts.
 
-The ranks write into a draft (trainer/checkpoint/commit.py) and signal each other by files. They wait until a deadline,
-so that one rank's failure ends the save on all ranks. Cost: memory for a copy of this rank's slices (12 bytes per
-parameter over all ranks, pinned if there is a GPU), and a pause for the copying.
+The ranks write into a draft (trainer/checkpoint/commit.py) and signal each other by files. They wait for each other
+until a deadline, so that one rank's failure ends the save on all ranks. Cost: memory for a copy of this rank's slices
+(12 bytes per parameter over all ranks, pinned if there is a GPU), and a pause for the copying.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 METADATA_BYTES = 2**20
-"""Bytes allowed for state, manifest, headers and generators."""
+"""Bytes that a checkpoint may need besides its parameters and moments: for state, manifest, headers and generators."""
 RETRY_S = 5.0
-"""Seconds before a save tries a failed store again. The store's client has by then already tried for a minute."""
+"""Seconds before a save tries again after the store failed. By then the store's client has already tried for a
+minute."""
 _FIRST_FAILURE_WAIT_S = 3.0
 
 
 class CheckpointWriter:
     """A rank's writer of checkpoints for one run. All ranks must call `save` and `finish`.
 
-    `save` stops training only while it copies the state off the device. A thread writes and commits. `lease_token`
-    identifies the lease (exclusive right to the run directory) that the job must hold to commit. `files` are the run's
-    logs, which are uploaded before each commit if the run is on a store.
+    `save` stops training only while it copies the state off the device. A thread then writes and commits the
+    checkpoint. `lease_token` identifies the lease (exclusive right to the run directory) that the job must hold to
+    commit. `files` are the run's logs, which are uploaded before each commit if the run is on a store.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class CheckpointWriter:
     ) -> None:
         """Copy the state after `step` steps, then start to write its checkpoint in a thread.
 
-        The arguments become fields of CheckpointState and must be valid JSON. Waits for the previous save first, and
-        raises the error of that save. Raises CheckpointError if this save cannot begin.
+        The arguments become fields of CheckpointState and must be valid JSON. First waits for the previous save, and
+        raises the error of that save if it failed. Raises CheckpointError on every rank if this save cannot begin.
         """
         self.finish()
         engine = self._engine
@@ -141,7 +142,8 @@ class CheckpointWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is committed. Raises CheckpointError on every rank if that failed."""
+        """Wait until the last checkpoint is committed. Raises CheckpointError on every rank if it could not be
+        committed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -150,12 +152,16 @@ class CheckpointWriter:
             raise error
 
     def send_logs(self) -> None:
-        """Upload the logs of a run on a store (or sync those on a disk) at its end. Retries like a save."""
+        """Upload the logs at the end of a run on a store (on a disk, sync them). Retries like `save` if the store
+        fails."""
         deadline = time.monotonic() + self._config.collective_timeout_s
         _retry_on_outage(self._files.make_durable, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
-        """Create the draft on rank 0 and return each rank's object for it. Collective."""
+        """Create the draft on rank 0 and return each rank's object for it. Collective.
+
+        Raises CheckpointError on every rank if there is not enough room, or if the draft cannot be created.
+        """
         token, trouble = 0, ""
         if self._engine.rank == 0:
             token = secrets.randbelow(2**62) + 1
@@ -178,12 +184,14 @@ class CheckpointWriter:
         return open_draft(self._root, step=step, token=token, world_size=self._engine.world_size)
 
     def _find_shortage(self) -> int | None:
-        """Return the free bytes if they are too few for a checkpoint. Return None if they suffice, or on a store."""
+        """Return the free bytes of the disk if they are too few for a checkpoint. Otherwise, or on a store, return
+        None."""
         free = free_bytes(self._root) if isinstance(self._root, Path) else self._bytes_needed
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """Copy the rank's slices into the staging memory, which the previous save no longer uses, and return them."""
+        """Copy the rank's slices into the staging memory and return the copies. The previous save must have
+        finished."""
         copies, offset = [], 0
         for piece in self._engine.local_slices():
             tensors = {}
@@ -270,8 +278,10 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """Check the lease again, then remove old checkpoints. Another job may have taken the run during a slow
-        commit."""
+        """Remove old checkpoints, but first check the lease again.
+
+        Another job may have taken the run during a slow commit.
+        """
         with held(self.run, token=self.lease_token):
             self._prune()
 
@@ -282,7 +292,7 @@ class _Save:
             logger.warning("an old checkpoint in %s cannot be removed: %s", checkpoints_folder(self.run), error)
 
     def _collect(self) -> dict[str, dict[str, Any]]:
-        """Wait until all ranks have written their files. Return the manifest entries of these files by name."""
+        """Wait until all ranks have written their files. Return the manifest entries of all these files by name."""
         waiting = set(range(self.state.world_size))
         entries: dict[str, dict[str, Any]] = {}
         while True:
@@ -308,7 +318,7 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees the first failure, which must be rank 0's; it cleans up first
+        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees the failure raised first: let it be rank 0's
         return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
     def _retry_on_outage(self, act: Callable[[], T]) -> T:
@@ -321,7 +331,10 @@ class _Save:
 
 
 def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Call `act` and return its result. Retry on errors of the store until `deadline`. `what` begins the warnings."""
+    """Call `act` and return its result. If the store fails, try again until `deadline`. `what` begins the warnings.
+
+    Raises the error at once if the store denies access or the object does not exist.
+    """
     while True:
         try:
             return act()
@@ -335,7 +348,10 @@ def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
 
 
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
-    """Remove old checkpoints, remains of unfinished saves, and checkpoints after `step`, to which the run went back."""
+    """Remove old checkpoints, remains of unfinished saves, and checkpoints after `step`, to which the run went back.
+
+    `keep` says which checkpoints stay. `logs` is the folder of the run's evaluations, from which the best are found.
+    """
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders
     past = [path for path in folders if step_of(path) <= step]

@@ -1,8 +1,9 @@
 """Derives the number of lanes and the limits of micro-batches from the stated batch and the data set's row lengths.
 
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
-from each. The number of workers plays no part, so the data and its order are the same on any machines. Micro-batches
-are as small as possible: lanes then lag behind the stated batch by one step's pairs on average. Cost: 0.1 s.
+from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
+Micro-batches are as small as possible. So a lane lags behind the stated batch, on average by the pairs that it has to
+give in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
 
 LARGEST_DERIVED_MICRO_BATCH = 32_768
-"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger ones gain no speed on one GPU and
-cost memory."""
+"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger micro-batches gain no speed on one
+GPU and cost memory."""
 _PREFERRED_LANES = 8
 _WELL_FILLED_ROWS = 10
 _DEVIATIONS = 6.0
 _MULTIPLE = 8
 _MAX_BINS = 512
-"""Maximum number of length bins. If rows have at most this many tokens, a bin is one token."""
+"""Maximum number of length bins. If no row has more than this many tokens, a bin is one token."""
 _MANY_ROWS = 32
-"""If a micro-batch has room for this many of the longest rows, its unused room no longer depends on its size."""
+"""If a micro-batch has room for this many of the longest rows, the mean room left over no longer depends on its
+size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,15 @@ class BatchShape:
     """The number of lanes, the limits of a micro-batch, and what a step contains. Means are over many steps."""
 
     lanes: int
-    """G, the number of lanes (equal parts of the rows). A step takes one micro-batch from each."""
+    """G, the number of lanes (equal parts of the rows). A step takes one micro-batch from each lane."""
     micro_batch: MicroBatchShape
     """The limits of a micro-batch: T tokens, P pairs and M masked positions."""
     pairs: Fraction
-    """The pairs per step that the plan aims at."""
+    """The number of pairs per step that the plan aims at."""
     exact: bool
     """Whether every step holds exactly `pairs` pairs."""
     pairs_mean: float
-    """Mean pairs per step: `pairs`, or slightly less if batch.tokens_per_slot is too small for it."""
+    """Mean pairs per step: `pairs`, or slightly less if batch.tokens_per_slot is too small for `pairs`."""
     pairs_least: int
     """Lower bound of a step's pairs."""
     pairs_most: int
@@ -55,7 +57,7 @@ class BatchShape:
     tokens_mean: float
     """Mean tokens per step, without padding."""
     steps_per_epoch: int
-    """Steps that read every row once. The last one continues into the next epoch."""
+    """Number of steps that read every row once. The last of them continues into the next epoch."""
 
     @property
     def fill(self) -> float:
@@ -93,11 +95,10 @@ class Lengths:
         """Squared coefficient of variation of the lengths."""
 
     def pairs_in(self, tokens: int) -> float:
-        """Return the mean number of pairs in a micro-batch that holds at most `tokens` tokens. One pair must always
-        fit.
+        """Return the mean number of pairs in a micro-batch of at most `tokens` tokens. Any one pair must fit into it.
 
         A pair that does not fit begins the next micro-batch, so the first pair of a micro-batch tends to be long. The
-        distribution of its length is found by iteration to a fixed point.
+        distribution of the first pair's length is found by iteration to a fixed point.
         """
         size, longest = tokens // self._bin_width, self._shares.size - 1
         near = size if size < _MANY_ROWS * longest else size % longest + (_MANY_ROWS - 1) * longest
@@ -113,10 +114,10 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return an array. Entry 2 x longest + n is the mean number of rows that begin within n bins after a row's
-        end.
+        """Return an array of mean numbers: entry 2 x longest + n counts the rows that begin within n bins after a row.
 
-        A row that begins right at that end counts. Entries before 2 x longest are 0.
+        Here a row's length is counted in length bins, and `longest` is that of the longest row. A row that begins right
+        at the end of the first row counts. Entries before 2 x longest are 0.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -127,10 +128,11 @@ class Lengths:
         return np.cumsum(begins)
 
     def tokens_for(self, pairs: float) -> int:
-        """Return the smallest token limit with which a micro-batch takes `pairs` pairs on average.
+        """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
-        Row lengths vary, so a lane falls behind this number, on average by `pairs` pairs. By queueing theory (Kingman),
-        it then needs micro-batches with room for `pairs` plus half the variation of lengths.
+        Row lengths vary, so a lane falls behind its due pairs, on average by `pairs` pairs. By queueing theory
+        (Kingman), the lane then needs micro-batches that on average have room for `pairs` plus half the `variation` of
+        lengths.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # this always holds `pairs`
@@ -141,9 +143,10 @@ class Lengths:
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
-    """Return the number of lanes and the micro-batch limits for the stated batch of training rows.
+    """Return the number of lanes and the micro-batch limits for the batch that the settings `batch` state.
 
-    Raises PlanError, which names setting and remedy, if the settings do not fit the data set.
+    Both are derived from the lengths of the training rows. Raises PlanError, which names setting and remedy, if the
+    settings do not fit the data set.
     """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
@@ -193,11 +196,12 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
 
 
 def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, longest: int) -> int:
-    """Return the number of lanes whose micro-batches of batch.tokens_per_slot tokens together hold `pairs` pairs.
+    """Return the number of lanes for a step of `pairs` pairs. `longest` is the data set's max_seq_length.
 
-    If that setting is null, return a power of two. Micro-batches must then have at most batch.greatest_slot tokens
-    (null: LARGEST_DERIVED_MICRO_BATCH). A step is divided further, into up to 8 lanes, while micro-batches stay long
-    enough to be well filled.
+    If batch.tokens_per_slot is set, the lanes' micro-batches of that many tokens together hold `pairs` pairs. If it is
+    null, the number is a power of two, or `pairs` if that is smaller. Micro-batches must then have at most
+    batch.greatest_slot tokens (null: LARGEST_DERIVED_MICRO_BATCH). A step is divided further, into up to 8 lanes, while
+    micro-batches stay long enough to be well filled.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
     if batch.tokens_per_slot is not None:
@@ -216,7 +220,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 
 
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
-    """Return the token limit with which micro-batches take `pairs` pairs each: on average, or always if `exact`.
+    """Return the token limit with which a lane's micro-batches take `pairs` pairs on average, or always if `exact`.
 
     `longest` is the data set's max_seq_length.
     """

@@ -1,8 +1,9 @@
 """Checks that no phase evaluates on documents that the run, or the run it branched from, was trained on before.
 
-A document is held out if the hash of its text is below validation_fraction. So if two data sets contain the same text,
-the one with the smaller fraction trains on documents that the other holds out. Cost: reads the document ids of held-out
-rows, and of training rows only if the fractions permit such a leak.
+A phase is a part of a run with its own data set. A document is held out if the hash of its text is below
+validation_fraction. So if two data sets contain the same text, the data set with the smaller fraction trains on
+documents that the other data set holds out. Cost: reads the document ids of held-out rows, and of training rows only if
+the fractions permit such a leak.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def check_held_out(
 ) -> list[str]:
     """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
 
-    `before` lists what another run trained on up to `step`, if this run started from its checkpoint. Phases that end by
-    `step` are not compared with it, because they are no longer evaluated. Raises ConfigError with the numbers if some
-    documents are in both. A warning names two data sets that share a source's name but no held-out document: document
-    ids then cannot show a leak.
+    If this run started from another run's checkpoint of step `step`, `before` lists the phases on which that run was
+    trained until then, with their manifests. Phases that end by `step` are not compared with `before`, because they are
+    no longer evaluated. Raises ConfigError with the numbers if some documents are both trained on and held out. A
+    warning names two data sets that share a source's name but no held-out document: their document ids then cannot show
+    whether there is such a leak.
     """
     warnings = {}
     for index, later in enumerate(phases):
@@ -47,8 +49,8 @@ def check_held_out(
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
     """Check two phases as `check_held_out` does. Return a warning, or "" if there is none.
 
-    `manifest` is the earlier phase's, and `run_name` names its run in messages, like " of resume_from's run"
-    ("" for this run).
+    `manifest` belongs to the data set of `earlier`. `run_name` names the run of `earlier` in messages, like " of
+    resume_from's run"; it is "" for this run.
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
@@ -79,8 +81,10 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: 
 
 
 def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
-    """Return the document ids of a split's rows, one table per row group. With `among`, leave out rows without these
-    ids."""
+    """Return the ids of both documents of each row of a split, as one table per row group.
+
+    With `among` (document ids), rows that have none of these documents are left out.
+    """
     groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 
     def read(group: tuple[str, int]) -> pa.Table:
@@ -96,6 +100,6 @@ def _documents_of(rows: pa.Table) -> pa.Array:
 
 
 def _has_document(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
-    """Return [n] booleans that say whether one of the row's two documents is among `documents`."""
+    """Return [n] booleans: whether one of each row's two documents is among `documents`."""
     first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
     return pc.or_(first, second)

@@ -44,7 +44,7 @@ class MicroBatchShape:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences in a batch of constant shape: `pairs` pairs, and dummies that pad it to `tokens`
+        """The number of sequences in a batch of constant shape: `pairs` pairs, and enough dummies to pad it to `tokens`
         tokens."""
         return self.pairs + -(-self.tokens // self.max_seq_length)
 
@@ -56,13 +56,13 @@ class MicroBatch:
     input_ids: NDArray[np.integer]
     """[n] uint16 or int32: token ids of the pairs, one pair after another, with masks applied."""
     lengths: NDArray[np.int32]
-    """[p] tokens of each pair."""
+    """[p] number of tokens of each pair."""
     first_lengths: NDArray[np.int32]
-    """[p] tokens of each pair's first segment, [CLS] and [SEP] included."""
+    """[p] number of tokens of each pair's first segment, [CLS] and [SEP] included."""
     masked_positions: NDArray[np.int32]
-    """[m] indices into the n tokens, ascending."""
+    """[m] indices of the masked positions among the n tokens, ascending."""
     masked_labels: NDArray[np.integer]
-    """[m] token ids before masking."""
+    """[m] token ids at the masked positions before masking."""
     nsp_labels: NDArray[np.int8]
     """[p] 0 = next, 1 = not next, NO_LABEL if there is no second segment."""
     sources: NDArray[np.uint16]
@@ -103,7 +103,7 @@ class MicroBatch:
 
     @property
     def masked_sources(self) -> NDArray[np.uint16]:
-        """[m] source of the pair that holds each masked position."""
+        """[m] source of the pair to which each masked position belongs."""
         pairs = np.searchsorted(self.starts, self.masked_positions, side="right") - 1
         return self.sources[pairs]
 
@@ -114,6 +114,6 @@ class MicroBatch:
 
     @property
     def segment_ids(self) -> NDArray[np.int64]:
-        """[n] 0 for tokens of a first segment, 1 for those of a second."""
+        """[n] 0 for tokens of a first segment, 1 for tokens of a second segment."""
         second = np.arange(self.num_tokens) >= np.repeat(self.starts + self.first_lengths, self.lengths)
         return second.astype(np.int64)

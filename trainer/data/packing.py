@@ -26,13 +26,14 @@ class Rows:
     """
 
     ids: NDArray[np.integer]
-    """Token ids of all rows. Row i has those from starts[i] to starts[i + 1]."""
+    """Token ids of all rows. Row i has the ids from starts[i] to starts[i + 1]."""
     starts: NDArray[np.integer]
     """[n + 1] offsets of the rows in `ids`."""
     masked_positions: NDArray[np.uint16]
-    """Masked positions, counted within each row. Row i has those from masked_starts[i] to masked_starts[i + 1]."""
+    """Masked positions, counted within each row. Row i has the positions from masked_starts[i] to masked_starts[i +
+    1]."""
     masked_inputs: NDArray[np.integer]
-    """Token ids that masking puts at these positions."""
+    """Token ids that masking puts at the `masked_positions`."""
     masked_starts: NDArray[np.integer]
     """[n + 1] offsets of the rows in `masked_positions`."""
     first_lengths: NDArray[np.uint16]
@@ -46,7 +47,7 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Return views of the columns of a table that read_slice returned."""
+        """Return views of the columns of `table`, which row_groups.read_slice returned."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)
@@ -79,10 +80,10 @@ class RowRange(NamedTuple):
 
 
 class Packer:
-    """The packer of one lane (one of the equal parts of the rows). It packs the lane's rows into micro-batches.
+    """Packs the rows of one lane (one of the equal parts of the rows) into micro-batches.
 
     A micro-batch ends when the next pair would exceed a limit of `shape`. Each call of `next_rows` returns the lane's
-    next rows, or their number if they are lost (cannot be read).
+    next rows. If these cannot be read and are lost, it returns their number instead.
     """
 
     def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
@@ -91,7 +92,7 @@ class Packer:
         self._position = 0
 
     def pack(self, *, max_rows: int) -> MicroBatch | None:
-        """Return the next micro-batch of at most `max_rows` rows, counting lost rows. Reads no further.
+        """Return the lane's next micro-batch, of at most `max_rows` rows, lost rows included. Reads no further rows.
 
         Returns None if `max_rows` is 0 or if all of these rows are lost.
         """
@@ -125,7 +126,8 @@ class Packer:
 
 
 def join_ranges(parts: list[RowRange]) -> MicroBatch:
-    """Return one micro-batch with the rows of all ranges, masks applied. The data are copied."""
+    """Return one micro-batch with the rows of all `parts`, one after another, with masks applied. The data are
+    copied."""
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])

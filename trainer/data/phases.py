@@ -74,10 +74,9 @@ class OpenPhase:
         return lines
 
     def describe_empty(self, workers: int) -> list[str]:
-        """Return a list with one warning if `workers` does not divide the number of lanes, so that workers idle in each
-        step.
+        """Return a list with one warning if `workers` does not divide the number of lanes, and otherwise an empty list.
 
-        Otherwise the list is empty.
+        The warning says how much of the workers' time is lost to empty micro-batches.
         """
         lanes = self.plan.lanes
         rounded = -(-lanes // workers) * workers
@@ -91,7 +90,8 @@ class OpenPhase:
         ]
 
     def describe_place(self, phases: int) -> str:
-        """Return a line such as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`."""
+        """Return a line such as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`. `phases` is the number of
+        phases."""
         phase = self.phase
         return (
             f"phase {phase.index + 1} of {phases}: steps {phase.first_step + 1:,} to {phase.last_step:,}, "
@@ -100,7 +100,7 @@ class OpenPhase:
 
 
 def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
-    """Return the phases of a run in order, at least one. Each has the settings that it inherits from the run."""
+    """Return the phases of a run in order, at least one. A phase's config includes what it inherits from the run."""
     phases = config.phases or (PhaseConfig(),)
     ends = list(accumulate(config.phase_steps))
     resolved = []
@@ -116,9 +116,9 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Return each phase with its manifest, and the batch shape and plan derived from it.
+    """Return each phase with its manifest, and the batch shape and plan derived from them.
 
-    Raises ValueError if vocabularies differ or a plan is impossible.
+    Raises ConfigError if vocabularies differ, or PlanError if a phase's batch does not fit its data set.
     """
     check_vocabularies(phases, manifests=manifests)
     opened = []
@@ -150,10 +150,10 @@ def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]
 
 
 def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts about all rows that the weights were trained on: longest row, next-sentence labels, vocabulary.
+    """Return facts about all rows that the weights were trained on. Checkpoints keep these facts for the export.
 
-    `before` holds the same facts about the weights that the run started from. Checkpoints keep the facts for the
-    export.
+    The keys are "longest" (tokens of the longest row), "next_sentence" (whether rows had next-sentence labels) and
+    "vocabulary_hash". `before` has the same keys for the weights that the run started from, or is empty.
     """
     manifests = [each.manifest for each in phases]
     return {
@@ -166,7 +166,8 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 def order_seed(seed: int, *, phase: int) -> int:
     """Return the seed (63 bits) for the order of a phase's rows.
 
-    The first phase has the run's seed. Later phases have others, so that they read the same data set in another order.
+    The first phase has the run's seed. Each later phase has another seed, so that it reads the same data set in another
+    order.
     """
     if phase == 0:
         return seed
@@ -175,10 +176,10 @@ def order_seed(seed: int, *, phase: int) -> int:
 
 
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
-    """Return the position from which the step after `state` reads. If `state` is None, this is the start of the first
-    phase.
+    """Return the position in the data from which the step after `state` reads.
 
-    At the end of a phase it is the start of the next phase. Raises PlanError if `state` does not fit these phases.
+    If `state` is None, this is the start of the first phase. If `state` is the end of a phase, it is the start of the
+    next phase. Raises PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()

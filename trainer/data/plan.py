@@ -1,8 +1,8 @@
 """The plan: the order in which a run reads its rows. It depends only on data set, seed and plan settings.
 
-The row groups of an epoch are permuted, and the rows inside each too. This sequence is cut into G lanes of equal
-length, which are read side by side. All lanes keep the pace (pairs per step) of the stated batch, across the ends of
-epochs. The plan is independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
+The row groups of an epoch are permuted, and so are the rows inside each group. This sequence is cut into G lanes of
+equal length, which are read side by side. All lanes keep the pace (pairs per step) of the stated batch, across the ends
+of epochs. The plan is independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ class PlanState:
     epoch: int
     """Epoch, counted from 0, of the lane that is furthest behind."""
     cursors: tuple[int, ...]
-    """Rows that each lane has taken since `epoch` began. More than the epoch's rows if the lane is already in the next
-    one."""
+    """Number of rows that each lane has taken since `epoch` began. A lane that is already in the next epoch has a
+    number above its rows of `epoch`."""
     phase: int = 0
     """Phase of the last step done, counted from 0."""
     phase_step: int = 0
     """Number of steps done in `phase`."""
     rounds: int = 0
-    """Micro-batches requested from each lane in `phase`: one per step, and one per attempt whose rows were all lost."""
+    """Number of micro-batches requested from each lane in `phase`: one for each step, and one for each attempt whose
+    rows were all lost."""
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the state as a tree that JSON can hold."""
+        """Return the state as a dict that JSON can hold, with the fields' names as keys."""
         return {**asdict(self), "cursors": list(self.cursors)}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """Return the state that `to_tree` wrote as `tree`, even if an earlier version without phases wrote it.
+        """Return the state from the dict `tree` that `to_tree` returned, even in an earlier version that had no phases.
 
-        Unknown entries are ignored, because `Plan.check` refuses the states of versions that order rows differently.
+        Unknown entries are ignored. `Plan.check` refuses the states of versions that order rows differently.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
@@ -78,7 +79,7 @@ class RowGroupSlices:
     start: NDArray[np.int64]
     """First row in the row group's permuted order."""
     stop: NDArray[np.int64]
-    """Last row + 1."""
+    """Last row in that order, plus 1."""
 
 
 class Plan:
@@ -100,8 +101,8 @@ class Plan:
     ) -> None:
         """Make the plan of one split. `pairs` is the number of pairs per step, over all lanes.
 
-        If `pairs` is None, micro-batches hold as many as fit, and there is only one epoch. With `max_rows`, an epoch
-        has only that many rows, the first in the order.
+        If `pairs` is None, micro-batches hold as many pairs as fit, and there is only one epoch. With `max_rows`, an
+        epoch has only that many rows, the first in the order.
         """
         shards = manifest.shards_of(split)
         counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)
@@ -143,7 +144,8 @@ class Plan:
             )
 
     def mask_set(self, epoch: int) -> int:
-        """Return the index of the mask set, one of K, that all rows of an epoch use."""
+        """Return the index of the mask set that all rows use in `epoch`. Each row has K mask sets (choices of masked
+        tokens)."""
         return epoch % self.mask_sets
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
@@ -155,8 +157,10 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches: in total `rounds` times
-        `pairs`."""
+        """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches each.
+
+        Together they are `rounds` times `pairs`, rounded down.
+        """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))
 
@@ -164,7 +168,7 @@ class Plan:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
         lanes[i] has already taken cursors[i] rows of the epoch. The slices are in the order in which equally fast lanes
-        need them, so that one reader can serve all lanes.
+        need them, so that one reader can serve all these lanes.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -185,16 +189,20 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return an epoch's order: [R] indices of the row groups, and [R + 1] sums of the rows before each. Caches one
-        epoch."""
+        """Return an epoch's order: [R] indices of the row groups, and [R + 1] numbers of rows before each row group.
+
+        Caches the result for one epoch.
+        """
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
             self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
         return self._orders[epoch]
 
     def _divide_among_lanes(self, count: int) -> NDArray[np.int64]:
-        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one and grow with
-        `count`."""
+        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one.
+
+        A larger `count` makes no lane's share smaller.
+        """
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:
@@ -223,10 +231,10 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """Return the lanes (of `lanes` equal parts of the rows) that a rank takes in each step, one per micro-batch.
+    """Return the lanes (of `lanes` equal parts of the rows) that a rank takes in each step, one for each micro-batch.
 
-    Every rank gets ceil(lanes / world_size) entries, so that all process equally many micro-batches. An entry of -1
-    means an empty micro-batch, because no lane is left.
+    The list has ceil(lanes / world_size) entries on every rank, so that all ranks process equally many micro-batches.
+    An entry of -1 means an empty micro-batch, because no lane is left for it.
     """
     steps = -(-lanes // world_size)
     mine = range(rank, steps * world_size, world_size)
@@ -234,7 +242,7 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Return [count] indices of a row group's rows, as stored, in the order in which an epoch takes them."""
+    """Return [count] stored positions of a row group's rows, in the order in which `epoch` takes the rows."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 

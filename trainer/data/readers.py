@@ -27,13 +27,14 @@ _ERROR, _OUTAGE = "error", "outage"
 
 
 Tables: TypeAlias = Generator[tuple[RowGroupSlice, pa.Table | RowGroupError], None, None]
-"""Each slice in order, with its table or with the error if it cannot be read."""
+"""A generator that yields (slice, table) for each slice in order. If a slice cannot be read, the error stands in place
+of the table."""
 
 
 def read_in_threads(slices: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
-    """Yield each slice with its table, in order. Two threads read at most two slices ahead.
+    """Yield (slice, table or error) for each of `slices`, in order. `root` is the data set's folder.
 
-    Threads help because decoding releases Python's lock.
+    Two threads read at most two slices ahead. Threads help because decoding releases Python's lock.
     """
 
     def read(row_slice: RowGroupSlice) -> pa.Table | RowGroupError:
@@ -55,10 +56,11 @@ def read_in_threads(slices: Iterable[RowGroupSlice], *, root: str | Path) -> Tab
 
 
 def read_with_ray(slices: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Yield each slice with its table, in order. Ray tasks on this node read ahead, up to `object_store_bytes`.
+    """Yield (slice, table or error) for each of `slices`, in order. `root` is the data set's folder.
 
-    The tasks request no CPU, because train workers may hold all CPUs. They stay on this node, because on other nodes
-    they would keep the autoscaler from releasing nodes that preprocess.
+    Ray tasks on this node read ahead, up to `object_store_bytes` of memory. They request no CPU, because train workers
+    may hold all CPUs. They stay on this node, because on other nodes they would keep the autoscaler from releasing
+    nodes that preprocess. Raises StorageError if the store of the data set does not answer.
     """
     import ray  # imported here, because it may not be installed
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -103,8 +105,10 @@ def read_with_ray(slices: Iterable[RowGroupSlice], *, root: str | Path, object_s
 
 
 def _chunks(slices: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Yield lists of slices, one list per Ray data set. Lists are long, because a data set is slow to start, but
-    limited, because each slice is a task."""
+    """Yield `slices` in lists, one list for each Ray data set.
+
+    The lists are long, because a data set is slow to start. Their length is limited, because each slice is a Ray task.
+    """
     chunk: list[RowGroupSlice] = []
     for row_slice in slices:
         ends = len(chunk) >= _SMALL_DATASET_BLOCKS and row_slice.epoch != chunk[-1].epoch
@@ -117,8 +121,11 @@ def _chunks(slices: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
 
 
 class ReadAhead:
-    """A thread that runs the iterator `items` at most `depth` items ahead. Every next() after an error raises that
-    error."""
+    """A thread that runs the generator `items` at most `depth` items ahead of the caller of next().
+
+    If `items` raises an error, the next call of next() after the items before it raises that error, and so does every
+    later call.
+    """
 
     def __init__(self, items: Tables, *, depth: int) -> None:
         self._queue: queue.Queue[tuple[RowGroupSlice, pa.Table | RowGroupError] | BaseException] = queue.Queue(

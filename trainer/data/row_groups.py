@@ -1,7 +1,8 @@
-"""Reads row groups: decodes them, permutes their rows, takes a slice, and picks one of each row's sets of masks.
+"""Reads row groups: decodes them, permutes their rows, takes a slice, and picks one mask set for each row.
 
-Rows stay Arrow arrays from disk to micro-batch, without Python objects per row: 30 M tokens/s per core. Page checksums
-are always verified. So a damaged, changed or missing row group gives an error that names it, never wrong numbers.
+A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch, without Python objects per
+row: 30 M tokens/s per core. Page checksums are always verified. So a damaged, changed or missing row group gives an
+error that names it, never wrong numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RowGroupError(DataSetError):
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlice:
-    """Rows [start, stop) of a row group, in an epoch's order. Holds all that a process needs to read them."""
+    """Rows [start, stop) of a row group, in an epoch's order. Holds all that a process needs to read these rows."""
 
     lane: int
     """Lane that takes the rows."""
@@ -54,9 +55,9 @@ class RowGroupSlice:
     num_tokens: int
     """Tokens of the whole row group."""
     start: int
-    """First row in the permuted order."""
+    """First row of the slice, counted in the permuted order."""
     stop: int
-    """Last row + 1."""
+    """Last row of the slice in that order, plus 1."""
     mask_set: int
     """Index of the mask set to pick."""
     mask_sets: int
@@ -66,7 +67,7 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield the slices that `plan` returned for `epoch`, each as one object, in the same order."""
+    """Yield each of `slices`, which `plan.slices` returned for `epoch`, as a RowGroupSlice, in the same order."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -87,10 +88,11 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 
 
 def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
-    """Return the rows of the slice `row_slice` as a table, in the epoch's order.
+    """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
-    Its columns are input_ids, first_length, next_sentence_label, masked_positions and masked_inputs (lists of the
-    chosen mask set), source, shard, row_group and row. Raises RowGroupError that names shard, row group and remedy.
+    The columns are input_ids, first_length, next_sentence_label, masked_positions, masked_inputs, source, shard,
+    row_group and row. masked_positions and masked_inputs have a list for each row, that of the chosen mask set. Raises
+    RowGroupError that names shard, row group and remedy.
     """
     table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
@@ -134,7 +136,11 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
 
 
 def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
-    """Return columns of a row group as stored. Raises RowGroupError that names shard, row group and remedy."""
+    """Return the given columns of a row group, with its rows in stored order.
+
+    `path` is the shard's path inside `root`, the data set's folder. Raises RowGroupError that names shard, row group
+    and remedy.
+    """
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)

@@ -52,7 +52,7 @@ class Step:
     num_tokens: int
     """Tokens, over all ranks."""
     num_squared: int
-    """Sum of the squared lengths of the pairs, over all ranks. Attention costs as much."""
+    """Sum of the squared lengths of the pairs, over all ranks. The cost of attention is proportional to this sum."""
     num_lost: int
     """Rows skipped in this step because their row group cannot be read, over all ranks."""
     state: PlanState
@@ -66,12 +66,13 @@ class Step:
 class MicroBatchStream:
     """One rank's steps from the position `state` on (None: from the start). They end only if the plan has one epoch.
 
-    Every step calls `all_reduce` once on every rank (None: there is one rank). `reader` is "local" for threads of this
-    process or "ray" for Ray Data. The micro-batches are the same. Memory: one row group per lane, and
+    Every step calls `all_reduce` once on every rank (None: there is only one rank). `reader` is "local" for threads of
+    this process or "ray" for Ray Data; both give the same micro-batches. Memory: one row group per lane, and
     `read_ahead_blocks` more.
 
-    A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged and its rows are
-    lost. Their lane then waits until the other lanes have got as far, and continues after the lost rows.
+    A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
+    are lost. The lane that should have read them then waits until the other lanes have got as far, and continues after
+    the lost rows.
     """
 
     def __init__(
@@ -122,8 +123,9 @@ class MicroBatchStream:
     def pack(self) -> NDArray[np.int64]:
         """Pack this rank's micro-batches of the next step, without communication: the first half of next_step.
 
-        Returns [6 + G] numbers: six counts of this rank, and the cursors (rows taken) of the G lanes, 0 for other
-        ranks' lanes.
+        Returns [6 + G] numbers. The first six are this rank's masked positions, pairs with a label, pairs, tokens,
+        squared lengths and lost rows. The others are the cursors (rows taken) of the G lanes, 0 for lanes of other
+        ranks.
         """
         assert self._packed is None
         self._wait_s = 0.0
@@ -162,8 +164,8 @@ class MicroBatchStream:
     def commit(self, counts: NDArray[np.int64]) -> Step:
         """Advance the run's position and return the step: the second half of next_step.
 
-        `counts` are those of `pack`, summed over all ranks. The next epoch begins when every lane has taken its rows. A
-        step without pairs, because all its rows are lost, does not count.
+        `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
+        taken all its rows of this epoch. A step without pairs, because all its rows are lost, does not count.
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
@@ -195,7 +197,7 @@ class MicroBatchStream:
         )
 
     def one_epoch(self) -> Iterator[Step]:
-        """Yield the steps up to the end of the epoch. Every rank gets the same number of steps."""
+        """Yield the steps up to the end of the current epoch. Every rank gets the same number of steps."""
         epoch = self._state.epoch
         while self._state.epoch == epoch:
             yield self.next_step()
@@ -205,15 +207,17 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G], the most rows that each lane may have taken, since the epoch began, after the next
-        micro-batch."""
+        """Return [G], the most rows of the epoch that each of the G lanes may have taken after the next micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread."""
+        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread.
+
+        `cursors` maps each of these lanes to the rows that it has already taken of the first epoch.
+        """
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_slices(self._plan, slices, epoch=epoch)
@@ -221,7 +225,7 @@ class MicroBatchStream:
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_rows(self, lane: int) -> Rows | int:
-        """Return the lane's next rows, or their number if they are lost. Rows of other lanes that come first are
+        """Return the lane's next rows, or their number if they are lost. Rows of other lanes that are read before are
         queued."""
         start = time.perf_counter()
         while not self._queues[lane]:

@@ -17,16 +17,18 @@ from pipeline.settings import ConfigError
 from trainer.config import Precision, TrainerConfig
 
 INITIAL_LOSS_SCALE = 2.0**16
-"""The loss scale that fp16 starts with. Our Engine changes the scale; DeepSpeed takes it as constant in each step."""
+"""The loss scale that fp16 starts with. Our Engine changes the scale between steps; to DeepSpeed it is a constant."""
 
 LARGEST_BUCKET = 2**25
-"""Maximum number of gradient elements that one call reduces over the ranks; BERT-Large's word table fits."""
+"""Maximum number of gradient elements that one call reduces over the ranks. BERT-Large's word table fits into one
+call."""
 
 
 def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_elements: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for a model of `num_elements` weights and `micro_batches` per step and rank.
+    """Return DeepSpeed's settings (its JSON config as a dict) for a model of `num_elements` weights.
 
-    Settings in `config.deepspeed` override these, nested mappings key by key.
+    `micro_batches` is the number of micro-batches per step on each rank. Settings in `config.deepspeed` override the
+    settings made here, and nested mappings are merged key by key.
     """
     dictionary: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -42,7 +44,7 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
-    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # gradients.py sums them
+    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # by gradients.py
     if config.precision != "fp32" and not own_sums:
         send_fp32 = config.communication_data_type == "fp32"
         if send_fp32:
@@ -91,9 +93,9 @@ def bound_waits(timeout_s: int) -> None:
 
 
 def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) -> ModuleType:
-    """Import DeepSpeed for `device` and return the module; it then compiles nothing, now or on first use.
+    """Import DeepSpeed for `device` so that it compiles nothing, now or on first use. Return the module.
 
-    With `logs`, DeepSpeed logs the reports that the config asks for; otherwise it logs warnings only. Sets
+    If `logs` is true, DeepSpeed logs the reports that the config asks for; otherwise it logs warnings only. Sets
     DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in the environment. Raises ConfigError if the device
     cannot compute in `precision`.
     """
@@ -110,7 +112,7 @@ def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) ->
     import deepspeed.ops
     from deepspeed.runtime import bf16_optimizer
 
-    # No log level turns these memory reports off; each runs a garbage collection (2 s per engine).
+    # No log level turns these memory reports off, and each report runs a garbage collection (2 s per engine).
     bf16_optimizer.see_memory_usage = lambda *_args, **_kwargs: None
     # DeepSpeed calls collectives by names that torch 2.13 deprecates, with one warning per call.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)

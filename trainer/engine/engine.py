@@ -43,9 +43,10 @@ SCALE_WINDOW = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of a step, the same on every rank. The update was `skipped` if `grad_norm` is not finite.
+    """The outcome of a step, the same on every rank.
 
-    `grad_norm` is the norm before clipping, without the loss scale.
+    `grad_norm` is the gradient norm before clipping, without the loss scale. If it is not finite, the update was
+    `skipped`.
     """
 
     grad_norm: float
@@ -72,9 +73,9 @@ class LossScale:
 
 
 class Engine:
-    """A model that this rank trains with DeepSpeed, ZeRO stage 0 to 3. torch.distributed must be initialized.
+    """Trains a model on this rank with DeepSpeed, ZeRO stage 0 to 3. torch.distributed must be initialized.
 
-    For a step, every rank calls `backward(loss of engine(batch), last=...)` exactly `micro_batches` times, and then
+    For each step, every rank calls `backward(loss of engine(batch), last=...)` exactly `micro_batches` times, and then
     `step`.
     """
 
@@ -130,7 +131,8 @@ class Engine:
             self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the model forward and return its output. Under ZeRO-3 every rank must call this equally often."""
+        """Run the model's forward pass on `inputs` and return its output. Under ZeRO-3 all ranks must call this equally
+        often."""
         return self._engine(*inputs) if self._gradients is None else self.module(*inputs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -147,9 +149,9 @@ class Engine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> StepResult:
-        """Clip the gradients to norm optimizer.clip_norm, update the parameters, and return the gradient norm.
+        """Clip the gradients to norm optimizer.clip_norm, update the parameters, and return the outcome.
 
-        If the norm is not finite, the update is skipped.
+        If the gradient norm is not finite, the update is skipped.
         """
         for group in zero_state.base_optimizer(self._engine, stage=self.stage).param_groups:
             group["lr"] = learning_rate
@@ -168,7 +170,7 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """In a `with` block, put the model into evaluation mode without gradients; call the engine as in training."""
+        """In a `with` block, put the model into evaluation mode without gradients. Call the engine as in training."""
         training = self.module.training
         self._engine.eval()
         try:
@@ -187,8 +189,8 @@ class Engine:
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
         """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
 
-        `loss_scale` comes from an fp16 checkpoint and is used if this engine is fp16 too. With None the initial scale
-        stays.
+        `steps_taken` is the number of updates that led to this state. `loss_scale` comes from an fp16 checkpoint and is
+        used if this engine is fp16 too. If `loss_scale` is None, the initial scale stays.
         """
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
@@ -213,7 +215,7 @@ class Engine:
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
+        """Return the bytes that the parameters used in forward and backward take on this rank between two steps."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:
@@ -246,7 +248,10 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so the host launches it at once."""
+        """Take a step and return its outcome. The host does not wait for the gradient norm before it launches AdamW.
+
+        It need not wait, because AdamW's kernel itself clips, or skips the update if the norm is not finite.
+        """
         gradient_scale = self.world_size * self.loss_scale.value
         norm = gradients.norm() / gradient_scale
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)

@@ -1,9 +1,9 @@
 """Sums gradients over ranks under ZeRO 1 and 2, after backward and before the update, many parameters at a time.
 
-DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But it would
-handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
-reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a group's
-parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
+DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But DeepSpeed
+would handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a
+bucket, one reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a
+group's parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _ROW = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened parameter, and `target`, the view of a buffer that takes their gradient."""
+    """Elements [start, stop) of a flattened parameter, and `target`, the part of a buffer to which their gradient is
+    copied."""
 
     parameter: nn.Parameter
     start: int
@@ -66,9 +67,9 @@ class PartitionedGradients:
     """Holds this rank's partition of the gradients, summed over all ranks and over the micro-batches of a step.
 
     `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
-    number of calls of `add` per step; above 1, sums are in fp32. With `sum_before_sending` (ZeRO-1) each rank sums
-    the whole gradients of its micro-batches, and ranks communicate once per step; otherwise (ZeRO-2) after each
-    micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
+    number of calls of `add` per step; if it is above 1, sums are in fp32. With `sum_before_sending` (ZeRO-1) each rank
+    first sums the whole gradients of its micro-batches, and ranks communicate once per step. Without it (ZeRO-2) they
+    communicate after each micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, sum_before_sending: bool, send_fp32: bool) -> None:
@@ -91,7 +92,7 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The gradient sums so far: a 1-D tensor, this rank's partition, for each parameter group of the optimizer."""
+        """The gradient sums so far: for each parameter group of the optimizer a 1-D tensor, this rank's partition."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
@@ -105,7 +106,8 @@ class PartitionedGradients:
         self._is_first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the sums on all ranks, a float64 scalar tensor on the device. Collective."""
+        """Return the Euclidean norm of the gradient sums of all ranks, a float64 scalar tensor on the device.
+        Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
@@ -116,7 +118,10 @@ class PartitionedGradients:
 
 
 class _Group:
-    """Holds the gradient sums of one parameter group, whose parameters are in `flat`, padded to equal partitions."""
+    """Holds this rank's gradient sums for one parameter group.
+
+    `flat` is DeepSpeed's buffer of the group's parameters, padded so that the ranks' partitions of it are equal.
+    """
 
     def __init__(
         self,
@@ -132,7 +137,7 @@ class _Group:
         self._world_size = world_size
         self._partition_size = flat.numel() // world_size
         send_dtype = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
-        sum_dtype = torch.float32 if micro_batches > 1 else send_dtype  # a single micro-batch needs no sums
+        sum_dtype = torch.float32 if micro_batches > 1 else send_dtype  # no sums for a single one
         self.partition = torch.zeros(self._partition_size, dtype=sum_dtype, device=flat.device)
         self._whole_sums = None
         if sum_before_sending and micro_batches > 1 and world_size > 1:
@@ -194,7 +199,7 @@ class _Group:
         _ = into.copy_(values) if first else into.add_(values)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Sum `values`, which hold a range for each rank, over all ranks; return this rank's range of the sum."""
+        """Sum `values`, which hold one range for each rank, over all ranks. Return this rank's range of the sum."""
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter
@@ -206,9 +211,10 @@ class _Group:
 
 
 def _sum_squares(values: Tensor) -> Tensor:
-    """Return the sum of squares of `values`, in fp32 inside rows and in float64 over the rows' sums.
+    """Return the sum of squares of `values` (1-D), a float64 scalar tensor.
 
-    A long fp32 sum on a CPU would lose four digits.
+    Squares are summed in fp32 inside rows of _ROW elements, and the rows' sums in float64. A long sum in fp32 alone
+    would lose four digits on a CPU.
     """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]

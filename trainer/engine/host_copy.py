@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A copy of a tensor in the host's memory. The constructor starts it; from a CPU tensor it is complete at once."""
+    """A copy of a tensor in the host's memory. The constructor starts the copy. A copy of a CPU tensor is complete at
+    once."""
 
     def __init__(self, values: Tensor) -> None:
         on_gpu = values.device.type == "cuda"

@@ -1,7 +1,7 @@
-"""Estimates, before training starts, the GPU memory that it needs and the largest micro-batch that fits a GPU.
+"""Estimates, before training starts, the GPU memory that training needs and the largest micro-batch that fits a GPU.
 
-It sums this table, for N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over which the ZeRO stage
-partitions states, micro-batches of T tokens, and L layers of width h.
+The estimate is the sum of this table, for N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over
+which the ZeRO stage partitions states, micro-batches of T tokens, and L layers of width h.
 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
     masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
@@ -13,8 +13,8 @@ partitions states, micro-batches of T tokens, and L layers of width h.
                  layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-All activations and the loss exist when backward begins, and all gradients (e N) when it ends. The estimate takes the
-larger of the two. It was checked against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count.
+All activations and the loss exist when backward begins, and all gradients (e N) when it ends. The estimate counts the
+larger of these two. It was checked against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count.
 The CUDA context, NCCL and fragmentation are not included; a tenth of a GPU's memory stays free for them.
 """
 
@@ -36,13 +36,17 @@ from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
 USABLE_SHARE = 0.9
 """Share of a GPU's memory that an estimate may take."""
 MICRO_BATCH_STEP = 1024
-"""Number of tokens. Derived limits are multiples of it, so that GPUs of similar memory get the same limit."""
+"""The step, in tokens, in which limits of micro-batches are tried, so that GPUs of similar memory get the same
+limit."""
 _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The estimated bytes in use on one GPU at the peak of a step. `parts` maps what is stored to its bytes."""
+    """The estimated bytes in use on one GPU at the peak of a step.
+
+    `parts` maps weights, masters, moments, gradients, buckets, and "activations and loss" to their bytes.
+    """
 
     parts: dict[str, float]
 
@@ -60,7 +64,10 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` per step."""
+    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` per step.
+
+    `shape` has the limits of a micro-batch.
+    """
     model, stage = config.model, config.zero_stage
     width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     numel, size = count_parameters(model, vocabulary_size=vocabulary_size), 4 if config.precision == "fp32" else 2
@@ -84,10 +91,11 @@ def estimate_memory(
 
 
 def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
-    """Return a line with the memory that a step needs, and the memory of `card`, the smallest GPU (None: not known).
+    """Return a line of text with the memory that a step needs and the memory of `card`.
 
-    The line is empty if no GPU is used, or if a cluster's GPUs are not known. Raises ConfigError if the smallest GPU is
-    too small; the message names settings that need less memory.
+    `card` is the smallest GPU that the run may get, or None if the GPUs are not known. The line is empty if no GPU is
+    used, or if the GPUs of a cluster are not known. Raises ConfigError if the smallest GPU is too small; the message
+    names settings that need less memory.
     """
     if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
@@ -104,7 +112,10 @@ def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Ca
 
 
 def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return advice: the changes of settings that lower the memory. `phases` is empty if they cannot be opened."""
+    """Return advice for the user: the changes of settings that lower the memory.
+
+    `phases` (parts of the run with settings of their own) is empty if the caller could not open them.
+    """
     remedies = []
     if not phases:
         remedies.append("make micro-batches smaller (batch.lanes, batch.tokens_per_slot)")
@@ -122,7 +133,8 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`; empty if none can be smaller."""
+    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`, or "" if it cannot be made
+    smaller."""
     opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
     half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
@@ -158,7 +170,10 @@ def _is_on_cluster(config: TrainerConfig) -> bool:
 
 
 def may_use_gpus(config: TrainerConfig) -> bool:
-    """Return whether the workers may run on GPUs: True for device=auto on a cluster, whose nodes are not known yet."""
+    """Return whether the workers may run on GPUs.
+
+    The answer is True for device=auto on a cluster, because the cluster's nodes are not known yet.
+    """
     if config.device != "auto":
         return config.device == "cuda"
     return _is_on_cluster(config) or torch.cuda.device_count() > 0
@@ -170,7 +185,8 @@ def with_largest_micro_batch(config: TrainerConfig, tokens: int | None) -> Train
 
 
 def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:
-    """Return the largest estimate of all phases, for the fewest workers that the run may shrink to."""
+    """Return the estimate of the phase that needs the most memory, for the fewest workers that the run may shrink
+    to."""
     workers = config.min_workers or config.workers
     estimates = [
         estimate_memory(
@@ -188,10 +204,10 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
 def largest_micro_batch(
     config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
 ) -> int | None:
-    """Return the number of tokens of the largest micro-batch that fits `card_bytes`, or None if none does.
+    """Return the tokens of the largest micro-batch that fits a GPU of `card_bytes` bytes, or None if none fits.
 
-    Tries `most`, then less in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always assumes
-    one worker, because the result must not depend on the number of workers.
+    Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always
+    assumes one worker, because the result must not depend on the number of workers.
     """
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:

@@ -23,13 +23,16 @@ ALIGNED = 8
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Return torch's parameter groups: matrices get `weight_decay`, biases and LayerNorm weights get none.
+    """Return torch's parameter groups: dicts of "params" and "weight_decay".
 
-    google-research/bert (optimization.py) excludes "LayerNorm", "layer_norm" and "bias" from decay. These are exactly
-    the parameters with one dimension. Tied parameters are listed once. DeepSpeed stores a group's parameters one after
-    another in a flat buffer and gives the model views of it. Every view must begin at a multiple of ALIGNED elements,
-    so a parameter of another size comes last in its group, and further such parameters get groups of their own. Raises
-    ValueError if no parameter is trainable.
+    Matrices get `weight_decay`, biases and LayerNorm weights get 0. google-research/bert (optimization.py) excludes
+    "LayerNorm", "layer_norm" and "bias" from decay, and these are exactly the parameters with one dimension. Tied
+    parameters are listed once.
+
+    DeepSpeed stores a group's parameters one after another in a flat buffer and gives the model views of it. Every view
+    must begin at a multiple of ALIGNED elements. So a parameter whose size is not such a multiple comes last in its
+    group, and each further parameter of this kind gets a group of its own. Raises ValueError if no parameter is
+    trainable.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -52,7 +55,7 @@ def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
     """Return Adam's step count after `steps_taken` updates: that number, or infinity if config.bias_correction is off.
 
-    Adam's bias correction divides by 1 - beta ** count. With an infinite count this is exactly 1, so nothing is
+    Adam's bias correction divides by 1 - beta ** count. With an infinite count this divisor is exactly 1, so nothing is
     corrected, as in google-research/bert (optimization.py). The count stays infinite when an update adds 1.
     """
     return float(steps_taken) if config.bias_correction else math.inf
@@ -61,9 +64,9 @@ def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
     """Return AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
 
-    The caller sets its step count from `count_updates`, which turns bias correction on or off. The learning rate is
-    zero until `Engine.step` sets it: while DeepSpeed initializes, it may take a step with empty gradients, which then
-    changes no parameter.
+    The caller sets the optimizer's step count from `count_updates`, which turns bias correction on or off. The learning
+    rate is zero until `Engine.step` sets it. While DeepSpeed initializes, it may take a step with empty gradients, and
+    at a rate of zero this step changes no parameter.
     """
     return torch.optim.AdamW(
         parameter_groups(model, weight_decay=config.weight_decay),

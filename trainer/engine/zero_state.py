@@ -19,7 +19,7 @@ from trainer.engine.optimizers import MOMENTS
 
 @dataclass(frozen=True, slots=True)
 class LocalSlice:
-    """A slice of the flattened parameter `name`, from element `start` on. `shape` is the whole parameter's.
+    """A slice of the flattened parameter `name`, from element `start` on. `shape` is the shape of the whole parameter.
 
     `tensors` maps "parameter", "exp_avg" and "exp_avg_sq" (Adam's moments) to 1-D fp32 views of the tensors in use.
     """
@@ -37,7 +37,10 @@ class LocalSlice:
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A slice of the parameter `name`, which lies at `offset` in `base`, a tensor that the base optimizer updates."""
+    """A slice of the flattened parameter `name`, from element `start` on. `shape` is the shape of the whole parameter.
+
+    `values` (1-D fp32) lies at element `offset` of `base`, a tensor that torch's AdamW (base_optimizer) updates.
+    """
 
     name: str
     start: int
@@ -58,7 +61,10 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
-    """Return slices of everything that this rank's optimizer updates. In stage 0 that is all, on every rank."""
+    """Return slices that cover all elements that this rank's optimizer updates. `engine` is DeepSpeed's engine.
+
+    In stage 0 the slices cover all parameters, on every rank.
+    """
     state = base_optimizer(engine, stage=stage).state
     return [
         LocalSlice(
@@ -75,7 +81,7 @@ def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
 
 
 def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
-    """Return the AdamW inside DeepSpeed's wrapper."""
+    """Return torch's AdamW of DeepSpeed's `engine`. In stages 1 to 3 it is inside DeepSpeed's optimizer."""
     optimizer: torch.optim.Optimizer = engine.optimizer if stage == 0 else engine.optimizer.optimizer
     return optimizer
 
@@ -83,8 +89,8 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
 def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
     """Create missing Adam moments as zeros and set Adam's step count to `updates`, like torch's fused AdamW would.
 
-    Call this before the first step too. Until then DeepSpeed has created no state in some stages; in others it has
-    taken a step with empty gradients.
+    Call this before the first step too. Before that step DeepSpeed has created no state in some stages, and in other
+    stages it has taken a step with empty gradients.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
@@ -97,7 +103,8 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_model_weights(engine: Any, *, stage: int) -> None:
-    """Copy the fp32 slices into the parameters that the model computes with. Collective."""
+    """Copy the fp32 slices into the parameters that the model computes with. Collective. `engine` is DeepSpeed's
+    engine."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -110,7 +117,7 @@ def refresh_model_weights(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
+    """Return the bytes that the parameters used in forward and backward take on this rank between two steps."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -154,8 +161,9 @@ def update_partitions(
 ) -> None:
     """Take AdamW's step number `step` on this rank's partitions, then update the model's weights on all ranks.
 
-    Collective, for stages 1 and 2. `gradients` holds a tensor for each partition and is divided by `divisor`. If `skip`
-    is not zero, nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
+    Collective, for stages 1 and 2. `gradients` has a tensor for each partition (one for each parameter group). Each
+    gradient is divided by `divisor`. If `skip` is not zero, nothing changes. An infinite `step` turns off bias
+    correction (optimizers.count_updates).
     """
     zero = engine.optimizer
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
@@ -196,9 +204,9 @@ def can_update_on_gpu(model_weights: Tensor) -> bool:
 
 
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
-    """Return this rank's fp32 partitions in stages 1 and 2, one 1-D tensor for each parameter group.
+    """Return this rank's fp32 partitions in stages 1 and 2: one 1-D tensor for each parameter group.
 
-    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) has another name for them.
+    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) stores them under another name.
     """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)

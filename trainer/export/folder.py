@@ -1,7 +1,7 @@
 """Writes a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
-OUT is never half written: files are written to a folder beside it, which is then renamed. Needs no DeepSpeed,
-transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
+OUT is never half written: files are written to a folder beside it, which is then renamed. The export needs no
+DeepSpeed, transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The result of an export."""
+    """The result of an export: the folder written, the checkpoint exported, and the model in it."""
 
     folder: Path
     checkpoint: Location
@@ -77,14 +77,16 @@ def export(
 ) -> Export:
     """Export a checkpoint to the folder `out` and return what was written.
 
-    `source` is a checkpoint folder or a run directory, whose newest valid checkpoint is exported. With `step` it is
-    that step's checkpoint instead. With `best` it is the kept checkpoint with the lowest held-out loss among the newest
-    comparable evaluations. `data` is the data set, if it was moved. `dtype` is a key of DTYPES.
+    `source` is a checkpoint folder or a run directory. Of a run directory, the newest valid checkpoint is exported, or
+    with `step` the checkpoint of that step. With `best`, the checkpoint with the lowest held-out loss is exported. This
+    loss comes only from evaluations that are comparable with the newest evaluation (retention.COMPARABLE), of
+    checkpoints that were kept. `data` is the data set, if it was moved. `dtype` is a key of DTYPES.
 
-    Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the longest
-    trained row), README.md and MARKER. The weights, under transformers' names, omit the tied decoder, as
-    save_pretrained does, and pooler and next-sentence head if nothing trained them. One rename replaces an earlier
-    export in `out`. Raises ValueError (ExportError, CheckpointError, DataSetError) and then leaves `out` unchanged.
+    Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the length of
+    the longest trained row), README.md and MARKER. The weights have transformers' names. Like in save_pretrained, the
+    tied decoder is left out. Pooler and next-sentence head are left out if nothing trained them. One rename replaces an
+    earlier export in `out`. Raises ValueError (ExportError, CheckpointError, DataSetError) and then leaves `out`
+    unchanged.
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
@@ -191,10 +193,11 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
 
 
 def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
-    """Return the length in tokens of the longest trained row, and whether next-sentence prediction was trained.
+    """Return (length in tokens of the longest trained row, whether next-sentence prediction was trained).
 
-    Older checkpoints do not record this. For them, read the manifests of all phases so far. If one cannot be read, or
-    if training started from given weights, assume that next-sentence prediction was trained.
+    Older checkpoints do not record these facts. For them, the manifests of all phases (parts of the run) up to number
+    `phase` are read. If a manifest cannot be read, or if training started from given weights, the second result is
+    True.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]
@@ -218,7 +221,7 @@ def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
 
 
 def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
-    """Return the data set's manifest, and the paths of its tokenizer files by name.
+    """Return the manifest of the data set in `root`, and a dict from the names of its tokenizer files to their paths.
 
     Raises ExportError if a file is missing or its hash differs from the manifest's.
     """
@@ -273,7 +276,10 @@ def _write_folder(
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """Set the length to which the tokenizer cuts text with `truncation=True`. Later positions were never trained."""
+    """Set `length` as the number of tokens to which the tokenizer cuts text with `truncation=True`.
+
+    Positions after `length` were never trained. `file` is tokenizer_config.json.
+    """
     tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")

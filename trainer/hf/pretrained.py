@@ -60,8 +60,8 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
 
     `folder` is an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
     Megatron forms. Its vocabulary must equal that in `data_tokenizer` (DATA/tokenizer). Returns whether the folder has
-    pooler and next-sentence head; if not (ForMaskedLM), the model's own stay unchanged. Raises ValueError that names
-    the folder, the difference and the remedy, and then changes nothing.
+    pooler and next-sentence head. If it has not (ForMaskedLM), the weights of the model's own pooler and head stay as
+    they are. Raises ValueError that names the folder, the difference and the remedy; the model is then unchanged.
     """
     source = locate(folder)
     settings = read_config(source)
@@ -76,7 +76,7 @@ def load_model(folder: str | Path) -> BertForPretraining:
 
 
 def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
-    """Return the result of load_model, and whether the folder has pooler and next-sentence head."""
+    """Return (the model as load_model returns it, whether the folder has pooler and next-sentence head)."""
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
@@ -86,7 +86,7 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return `config`, with the size, positions, activation and norm that it leaves out taken from `folder`'s model.
+    """Return `config`. Of size, positions, activation and norm, those that it does not set come from `folder`'s model.
 
     Raises PretrainedError if the folder's model is not supported.
     """
@@ -95,7 +95,7 @@ def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return `config`, with the size, positions, activation and norm that it leaves out taken from `other`."""
+    """Return `config`. Of size, positions, activation and norm, those that it does not set come from `other`."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 
@@ -104,7 +104,8 @@ def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
 def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
     """Check all of a folder's weights, then copy them into a model of the same config.
 
-    Returns whether the folder has pooler and next-sentence head.
+    Returns whether the folder has pooler and next-sentence head. Raises PretrainedError if a name or shape does not
+    fit.
     """
     tensors = _rename(read_tensors(folder), folder=folder)
     norm = model.config.norm
@@ -136,7 +137,10 @@ def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
 
 
 def read_config(folder: Location) -> dict[str, Any]:
-    """Return config.json of a model folder. Raises PretrainedError if it is missing or not supported."""
+    """Return the content of a model folder's config.json, with transformers' keys.
+
+    Raises PretrainedError if the file is missing, or if its model type is not supported.
+    """
     path = locate(folder, CONFIG_FILE)
     if storage.exists(locate(folder, "checkpoints")):
         raise PretrainedError(
@@ -162,7 +166,7 @@ def read_config(folder: Location) -> dict[str, Any]:
 
 
 def read_longest(folder: Location) -> int:
-    """Return the maximum tokens of a row for a folder's model: its tokenizer's limit, but at most its positions."""
+    """Return how many tokens a row may have: the limit of the folder's tokenizer, but at most the model's positions."""
     positions: int = read_config(folder).get("max_position_embeddings", 512)
     path = locate(folder, TOKENIZER_CONFIG_FILE)
     if storage.find_file(path) is None:
@@ -176,7 +180,10 @@ def read_longest(folder: Location) -> int:
 
 
 def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
-    """Return the trainer's model settings for the content of a config.json. Raises PretrainedError if none fit."""
+    """Return the trainer's model settings for `settings`, the content of a folder's config.json.
+
+    Raises PretrainedError if no settings of the trainer give this model.
+    """
     shape = tuple(
         settings.get(key, default)
         for key, default in (("num_hidden_layers", 12), ("num_attention_heads", 12), ("hidden_size", 768))
@@ -200,7 +207,10 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
 
 
 def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
-    """Raise PretrainedError if a model of `config` with the folder's weights would not give the folder's logits."""
+    """Raise PretrainedError if a model of `config` with the folder's weights would not give the folder's logits.
+
+    `settings` is the content of the folder's config.json.
+    """
     heads = f"model.size={config.size} has"
     accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES
     checks: Sequence[tuple[str, Any, Sequence[Any], str]] = (
@@ -227,7 +237,10 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
-    """Return all tensors of model.safetensors, or of the files that its index lists, by their stored names."""
+    """Return stored name -> tensor for all tensors of model.safetensors, or of the files that its index lists.
+
+    Raises PretrainedError if a file is missing or damaged.
+    """
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
         listed = json.loads(storage.read_bytes(index))["weight_map"].values()
@@ -248,9 +261,10 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
 
 
 def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
-    """Return the tensors under transformers' current names, without copies of tied tensors.
+    """Return the tensors by transformers' current names, without the second copies of tied tensors.
 
-    Old names are LayerNorm.gamma and beta (early TensorFlow conversions), and names without the prefix `bert.`.
+    Old names are LayerNorm.gamma and beta (early TensorFlow conversions), and names without the prefix `bert.`. Raises
+    PretrainedError if a copy differs from the tensor that it should equal.
     """
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():

@@ -15,9 +15,10 @@ from pipeline import storage
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Everything that decides which ids a text gets: tokens in the order of ids, and how text is split and normalised.
+    """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
-    `splitting` is None if not known.
+    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if they are
+    not known.
     """
 
     tokens: tuple[str, ...]
@@ -25,7 +26,8 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """The sha256 over all fields. A data set's manifest records it as vocabulary_hash of its tokenizer.json."""
+        """The sha256 over all fields. The manifest of a data set has the hash of the data set's tokenizer as
+        vocabulary_hash."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -33,7 +35,7 @@ class Vocabulary:
 def read_vocabulary(folder: str | Path) -> Vocabulary:
     """Return the vocabulary in a folder's tokenizer.json, or else in its vocab.txt.
 
-    Raises ValueError if neither can be read.
+    Raises ValueError if the folder has neither file, or if the file cannot be read.
     """
     path = storage.join(folder, "tokenizer.json")
     if storage.find_file(path) is not None:
@@ -64,8 +66,8 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
 def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
     """Raise ValueError if the tokenizer of the model in `folder` differs from the data set's in `data_tokenizer`.
 
-    The message names the first difference. If a folder has only vocab.txt, which does not define the normalisation,
-    only the tokens are compared.
+    The message names the first difference. If one of the two folders has only vocab.txt, only the tokens are compared,
+    because vocab.txt does not define the normalisation.
     """
     model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
     if model.hash == data.hash:

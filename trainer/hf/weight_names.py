@@ -27,7 +27,7 @@ MASKED_ARCHITECTURES = {"post": "BertForMaskedLM", "pre": "MegatronBertForMasked
 PAIR_HEADS = ("pooler.", "nsp_head.")
 """Name prefixes of the trainer's parameters that only next-sentence prediction trains."""
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-"""Maps model.activation to transformers' hidden_act. Both mean F.gelu: exact, or with the tanh approximation."""
+"""Maps model.activation to transformers' hidden_act: F.gelu, exact or with the tanh approximation."""
 
 _MODULES = {
     "embeddings.word": ("bert.embeddings.word_embeddings",),
@@ -55,9 +55,9 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 
 
 def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
-    """Return transformers' name for the trainer's parameter `name`, in a model with model.norm=`norm`.
+    """Return transformers' names for the trainer's parameter `name`, in a model with model.norm=`norm`.
 
-    For qkv there are three names, of tensors to concatenate along dimension 0.
+    There is one name, or three for qkv, whose tensors must then be concatenated along dimension 0.
     """
     module, _, leaf = name.rpartition(".")
     layer = _LAYER.fullmatch(module)
@@ -71,9 +71,10 @@ def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
 def to_transformers(
     parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
 ) -> dict[str, Tensor]:
-    """Return the tensors that save_pretrained of the ForPreTraining class would write, without the tied decoder.
+    """Return name -> tensor as save_pretrained of transformers' ForPreTraining class would write, without tied decoder.
 
-    With pair_heads=False they are those of the ForMaskedLM class.
+    `parameters` are the trainer's parameters by name. With pair_heads=False the result is that of the ForMaskedLM
+    class.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -95,7 +96,8 @@ def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) ->
 
 
 def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
-    """Return the name of transformers' class for a model, with or without pooler and next-sentence head."""
+    """Return the name of transformers' class for a model. `pair_heads`: whether it has pooler and next-sentence
+    head."""
     return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
 
 

@@ -30,11 +30,12 @@ class SequenceLayout(NamedTuple):
 
 
 def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(d)) v, computed inside each sequence: [T, heads, d] for qkv [T, 3, heads, d].
+    """Return softmax(q k^T / sqrt(d)) v, computed inside each sequence: [T, heads, d] for `qkv` [T, 3, heads, d].
 
     q, k and v come as one tensor, so that their gradients are written into one tensor. `dropout` is the probability of
-    dropping an attention weight; pass 0 outside training. `seed` is int32 on the same device, and its first element is
-    used. Flash attention and, on GPUs, padded rows draw from torch's global generator instead. Does not wait for a GPU.
+    dropping an attention weight; pass 0 outside training. `seed` is int32 on the device of `qkv`, and only its first
+    element is used. Flash attention and, on GPUs, padded rows ignore `seed` and draw from torch's global generator.
+    This function does not wait for a GPU.
     """
     if qkv.is_cpu and not torch.compiler.is_compiling():
         return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed)
@@ -46,10 +47,10 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 
 
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
-    """Return attention by the reference backend, which pads each sequence to a row of layout.max_length tokens.
+    """Return what `attention` returns, by the reference backend, which pads each sequence to layout.max_length tokens.
 
-    On a CPU, `seed` gives the same dropout mask as in other backends. This stores all attention weights, so on a GPU
-    torch draws the mask instead.
+    On a CPU, `seed` gives the same dropout mask as in the other backends. To draw this mask, all attention weights must
+    be in memory at once. On a GPU torch draws its own mask instead.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
@@ -75,10 +76,10 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
 
 
 def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
-    """Return attention by the GPU backend for long sequences in bf16 or fp16: flash attention 2, without padding.
+    """Return what `attention` returns, by flash attention 2, unpadded: for long sequences on a GPU in bf16 or fp16.
 
-    torch.nn.attention.varlen calls the same operator but without dropout. Dropout takes 0.1 of 1.57 ms a layer here,
-    and 4.4 of 5.90 ms with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
+    torch.nn.attention.varlen calls the same operator but without dropout. Dropout takes 0.1 of the 1.57 ms of a layer
+    here, and 4.4 of 5.90 ms with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
     """
     query, key, value = qkv.unbind(1)
     offsets, max_length = layout
@@ -89,10 +90,10 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 
 
 def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
-    """Return attention by the GPU backend for short sequences in bf16 or fp16: our kernel, which is deterministic.
+    """Return what `attention` returns, by our deterministic kernel: for short sequences on a GPU in bf16 or fp16.
 
-    Its dropout is almost free. Forward and backward of a layer take 0.91 ms, in attend_flash 1.45 (BERT-Large, 32,768
-    tokens of Wikipedia's lengths, dropout 0.1, H100).
+    Its dropout is almost free. Forward and backward of a layer take 0.91 ms, with attend_flash 1.45 ms (BERT-Large,
+    32,768 tokens of Wikipedia's lengths, dropout 0.1, H100).
     """
     threshold = attention_gpu.count_dropped_draws(dropout)
     output, _ = attention_gpu.short_attention(qkv, layout.offsets, seed, layout.max_length, threshold)
@@ -112,7 +113,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor, with_bias_gradient: bool = True
     ) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]; the output layer gets `with_bias_gradient` (see layers.Linear)."""
+        """Return [T, width] for `hidden` [T, width].
+
+        `seeds` is a row of dropout.draw_seeds. `with_bias_gradient` is passed to the output layer (see layers.Linear).
+        """
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
         context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0, seed=seeds)

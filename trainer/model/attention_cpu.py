@@ -17,9 +17,9 @@ from trainer.model.attention_gpu import attention_column_keys, attention_row_key
 def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor | None = None) -> Tensor:
     """Return softmax(q k^T / sqrt(d)) v inside each sequence, [T, heads, d], with dropout on the softmax.
 
-    `qkv` is [T, 3, heads, d]. `lengths` sum to T and may contain zeros. A sequence's result is bit-identical whatever
-    other sequences hold; its dropout depends only on the total length before it. Of `seed`, int32, the first element is
-    used.
+    `qkv` is [T, 3, heads, d]. `lengths` are the sequences' lengths; they sum to T and may contain zeros. A sequence's
+    result does not change by one bit if other sequences hold other tokens. Its dropout depends only on `seed` and on
+    the total length of the sequences before it. `seed` is int32, and only its first element is used.
     """
     if seed is None:
         assert dropout == 0.0
@@ -30,8 +30,8 @@ def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor
 def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float, seed: Tensor) -> Tensor:
     """Return the dropout mask of attention weights, bool [heads, *places.shape, num_columns]; True means kept.
 
-    `places`, int32, are the queries' positions in the packed batch. Columns are the keys of their sequence. Of `seed`,
-    int32, the first element is used. The GPU kernels draw the same mask.
+    `places` (int32) are the queries' positions in the packed batch. Columns are the keys of a query's own sequence.
+    `seed` is int32, and only its first element is used. The GPU kernels draw the same mask.
     """
     rows = torch.stack([attention_row_keys(places, head=head, seed=seed[0]) for head in range(heads)])
     columns = attention_column_keys(torch.arange(num_columns, dtype=torch.int32))
@@ -40,9 +40,10 @@ def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float
 
 @torch.library.custom_op("cloze::each_attention", mutates_args=())
 def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output [T, heads, d], and the softmax weights and dropout mask (True: kept) of all sequences.
+    """Return (output [T, heads, d], softmax weights, dropout mask) of all sequences. True in the mask means kept.
 
-    Both are 1-D, with heads x l x l elements for a sequence of length l. Without dropout the mask is empty.
+    Weights and mask are 1-D and hold heads x l x l elements for each sequence of length l, sequence after sequence.
+    Without dropout the mask is empty.
     """
     num_tokens, _, heads, width = qkv.shape
     output = torch.empty_like(qkv[:, 0], memory_format=torch.contiguous_format)
@@ -74,7 +75,10 @@ def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float
 def each_attention_backward(
     qkv: Tensor, probabilities: Tensor, keeps: Tensor, upstream: Tensor, lengths: list[int], dropout: float
 ) -> Tensor:
-    """Return the gradient of `qkv`, in its shape. `upstream` is the output's gradient."""
+    """Return the gradient of `qkv`, in its shape. `upstream` is the output's gradient.
+
+    `probabilities` and `keeps` are the softmax weights and the dropout mask that each_attention returned.
+    """
     _, _, heads, width = qkv.shape
     gradient = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     start = first = 0

@@ -13,13 +13,14 @@ LEVELS = 2**32
 MAX_LENGTH = 512
 """Longest sequence for our kernel, and the longest that we measured. Longer sequences use flash attention."""
 HEAD_WIDTHS = (32, 64, 128)
-"""Widths of a head with which our kernel is tested; others use flash attention."""
+"""Widths of a head with which our kernel is tested. Heads of other widths use flash attention."""
 GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
 """Constants in the hashes that the kernels' dropout uses."""
 
 
 def count_dropped_draws(dropout: float) -> int:
-    """Return how many of the 2**32 possible random draws drop a weight."""
+    """Return how many of the 2**32 possible random draws drop a weight, if `dropout` is the probability of dropping
+    it."""
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 
@@ -27,7 +28,10 @@ def count_dropped_draws(dropout: float) -> int:
 def short_attention(
     qkv: Tensor, offsets: Tensor, seed: Tensor, max_length: int, threshold: int
 ) -> tuple[Tensor, Tensor]:
-    """Return output [T, heads, d] and log2 of softmax's denominators [heads, T], by kernels.short_attention.forward."""
+    """Return output [T, heads, d] and log2 of softmax's denominators [heads, T], by kernels.short_attention.forward.
+
+    `threshold` is the number of random draws that drop a weight (count_dropped_draws).
+    """
     from trainer.model.kernels import short_attention as kernels
 
     return kernels.forward(qkv.contiguous(), offsets, max_length=max_length, threshold=threshold, seed=seed)
@@ -50,7 +54,10 @@ def short_attention_backward(
     max_length: int,
     threshold: int,
 ) -> Tensor:
-    """Return the gradient of `qkv`, by kernels.short_attention.backward."""
+    """Return the gradient of `qkv`, by kernels.short_attention.backward.
+
+    `out` and `lse` are what short_attention returned, and `upstream` is the gradient of `out`.
+    """
     from trainer.model.kernels import short_attention as kernels
 
     return kernels.backward(
@@ -85,16 +92,21 @@ short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
-    """Return the hashes that dropout in the kernels has for queries at `places` in the packed batch, int32."""
+    """Return the kernels' row keys (int32 hashes for dropout) of queries at the positions `places` in the packed
+    batch."""
     return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
 
 
 def attention_column_keys(columns: Tensor) -> Tensor:
-    """Return the hashes that dropout in the kernels has for keys at `columns` in their sequence, int32."""
+    """Return the kernels' column keys (int32 hashes for dropout) of keys at the positions `columns` in their
+    sequence."""
     return mix(columns * wrap(GOLDEN) + COLUMN_SALT)
 
 
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
-    """Return the kernels' dropout mask, bool [..., rows, columns] (True: kept), for keys [..., rows] and [columns]."""
+    """Return the kernels' dropout mask, bool [..., rows, columns], for row keys [..., rows] and column keys [columns].
+
+    True means kept. `threshold` is the number of random draws that drop a weight (count_dropped_draws).
+    """
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

@@ -24,16 +24,17 @@ __all__ = ["NO_LABEL", "Batch", "MicroBatch", "MicroBatchShape", "to_batch"]
 class Batch:
     """One micro-batch on a device: T tokens in S sequences, P sentence pairs, M masked positions.
 
-    With constant shapes T, S, P and M are the maxima in MicroBatchShape; otherwise they are the micro-batch's own. The
-    pairs come first, in order. Dummy sequences of [PAD] fill the remaining tokens, and sequences of length 0 follow.
+    With constant shapes T, S, P and M are the maxima in MicroBatchShape; otherwise they are the micro-batch's own
+    numbers. The pairs come first, in order. Dummy sequences of [PAD] fill the remaining tokens, and sequences of length
+    0 follow.
     """
 
     input_ids: Tensor
-    """int64 [T]"""
+    """int64 [T]: token ids, with masks applied."""
     segment_ids: Tensor
-    """int64 [T]"""
+    """int64 [T]: 1 for tokens of a second segment, 0 for all others."""
     position_ids: Tensor
-    """int64 [T]"""
+    """int64 [T]: position of each token in its sequence, from 0."""
     offsets: Tensor
     """int32 [S + 1]: cumulative lengths of the sequences, from 0 to T."""
     cls_positions: Tensor
@@ -45,7 +46,7 @@ class Batch:
     masked_weights: Tensor
     """float32 [M]: 1, or 0 for dummies."""
     nsp_labels: Tensor
-    """int64 [P]: NO_LABEL for dummies and for pairs without a second segment."""
+    """int64 [P]: 0 = next, 1 = not next, NO_LABEL for dummies and for pairs without a next-sentence label."""
     nsp_weights: Tensor
     """float32 [P]: 1, or 0 without a label."""
     max_length: int
@@ -70,8 +71,9 @@ def to_batch(
 ) -> Batch:
     """Return a micro-batch laid out as tensors on `device`. None (no data) becomes a dummy pair of weight zero.
 
-    A micro-batch without masked positions gets a dummy position, so that every head always runs. `shape` is the
-    maximum. Copies to a CUDA device go through pinned memory and are asynchronous.
+    A micro-batch without masked positions gets a dummy position, so that every head always runs. `shape` has the
+    limits, which the micro-batch must not exceed; with `constant_shapes` they are also the sizes of the tensors. Copies
+    to a CUDA device go through pinned memory and are asynchronous.
     """
     target = torch.device(device)
     tokens = pairs = masked = 0
@@ -148,9 +150,9 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 
 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
-    """Fill `offsets` with the ends of the pairs, then of dummies of at most `longest` tokens, until `size` is reached.
+    """Fill `offsets` with the ends of the pairs, then with the ends of dummies of at most `longest` tokens each.
 
-    The remaining elements are `size`, for sequences of length 0.
+    When the dummies have reached `size`, all remaining elements are `size`, for sequences of length 0.
     """
     offsets[0] = 0
     pairs = 0

@@ -36,7 +36,10 @@ TRUNCATION = 2.0
 
 
 class PretrainingOutput(NamedTuple):
-    """The results for one micro-batch: sums as float32 scalars, of which only the two losses have a gradient."""
+    """The results for one micro-batch: four sums (float32 scalars) and the loss at each masked position.
+
+    Only the two loss sums have a gradient.
+    """
 
     mlm_loss_sum: Tensor
     """Cross-entropy in nats, summed over masked positions with weights masked_weights."""
@@ -102,7 +105,8 @@ class BertForPretraining(nn.Module):
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
-        """Return the last hidden states of all tokens, [T, width]."""
+        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if a sequence may exceed
+        max_positions."""
         if batch.max_length > self.config.max_positions:
             raise ValueError(
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "
@@ -134,8 +138,8 @@ def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> 
     """Draw every matrix and reset every vector (biases 0, LayerNorm weights 1), in place.
 
     `scaled` is explained at ModelConfig.initial_weights. A matrix depends only on `seed`, the parameter's name and its
-    shape. Drawing by the inverse distribution function takes 15 ns an element in one pass; nn.init.trunc_normal_
-    redraws until all values fit and takes 100 ns.
+    shape. Drawing by the inverse distribution function takes 15 ns an element in one pass. nn.init.trunc_normal_ takes
+    100 ns, because it redraws until all values fit.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:

@@ -1,8 +1,8 @@
 """Computes logits and their cross-entropy together, for a chunk of rows at a time.
 
 The gradients of a chunk replace its logits in place. So the logits of all masked positions never exist at once (1.2 GB
-in fp32 for BERT-Large with 10,000 positions). Cost: gradients are computed in forward and scaled in backward. It is an
-operator with a registered gradient, which torch.compile takes as a whole.
+in fp32 for BERT-Large with 10,000 positions). Cost: gradients are computed in forward and scaled in backward. The
+computation is an operator with a registered gradient, which torch.compile takes as a whole.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ _Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 NO_LABEL = -1
 """Label of a row that does not count."""
 CPU_CHUNK_BYTES = 4 * 2**20
-"""Bytes of fp32 logits in a chunk on a CPU; they fit a core's caches."""
+"""Bytes of fp32 logits in a chunk on a CPU. A chunk of this size fits a core's caches."""
 GPU_CHUNK_BYTES = 512 * 2**20
-"""Bytes of logits in a chunk on a GPU. For BERT-Large with 32,768 tokens all rows fit, for large matrix products."""
+"""Bytes of logits in a chunk on a GPU. The chunk is large, because large matrix products are faster. For BERT-Large
+with 32,768 tokens it takes all rows."""
 FP16_GRADIENT_SCALE = 1024.0
-"""Factor on fp16 gradients, of which most would otherwise be too small: the smallest normal fp16 number is twice the
+"""Factor on fp16 gradients. Without it most of them would be too small: the smallest normal fp16 number is twice the
 probability of one word in 30,000."""
 
 
 def linear_cross_entropy_sum(
     hidden: Tensor, weight: Tensor, bias: Tensor, *, labels: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted sum of cross-entropies, the weighted count of correct predictions, and each row's loss [N].
+    """Return (weighted sum of cross-entropies, weighted count of correct predictions, each row's weighted loss [N]).
 
     The logits are `hidden @ weight.T + bias`. hidden [N, width], weight [V, width] and bias [V] have one float type.
-    labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N]. A row's loss
-    includes its weight. Results are float32; only the first has a gradient. Softmax and sums, also of the weight's
-    gradient over chunks, are in float32 (for float64 all is in float64).
+    labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N]. Results are
+    float32, and only the first has a gradient. Softmax and all sums are in float32, and so is the sum of the weight's
+    gradient over chunks. For float64 inputs, losses and sums are in float64.
     """
     weights = weights * (labels != NO_LABEL)
     loss_sum, correct, losses, *_ = linear_cross_entropy(
@@ -48,8 +49,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return loss sum, correct count, losses, and the gradients of the loss sum to hidden, weight and bias.
 
-    The gradients are multiplied by `_gradient_scale`; those of weight and bias are fp32. They are empty without
-    `with_gradients`. Labels must be in 0..V-1.
+    The gradients are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. Those of weight and bias are fp32. If
+    `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:
         return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)
@@ -123,7 +124,8 @@ def _on_gpu(
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Add left @ right to `into` (fp32), or with `first` overwrite `into`. Sums are in fp32 for any type of factors."""
+    """Add left @ right to `into` (fp32), or overwrite `into` if `first`. Sums are in fp32, whatever type the factors
+    have."""
     if left.dtype == into.dtype:
         torch.addmm(into, left, right, beta=0.0 if first else 1.0, out=into)
     elif first:

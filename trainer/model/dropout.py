@@ -1,8 +1,9 @@
 """Dropout whose mask is a hash of (row, column, seed), the same in eager and compiled code, on CPUs and GPUs.
 
-It costs one 32-bit product per element, which fuses with neighbouring operations and is recomputed in backward. Philox,
-F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm. All seeds of a
-forward pass are drawn at once. So a mask depends only on the generator's state and on the site (the use of dropout).
+The mask costs one 32-bit product per element, which fuses with neighbouring operations and is recomputed in backward.
+Philox, F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm. All
+seeds of a forward pass are drawn at once. So a mask depends only on the generator's state and on the site (the place in
+the model that uses dropout).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 SEED_WIDTH = 4
-"""Number of int32 seeds per site. They take 16 bytes, the alignment that kernels are compiled for."""
+"""Number of int32 seeds per site. Four seeds take 16 bytes, the alignment that kernels are compiled for."""
 
 
 def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
@@ -20,7 +21,8 @@ def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
 
 
 def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
-    """Return `x` (any shape and float type) after dropout by keep_hash. The first two of the int32 seeds are used."""
+    """Return `x` (any shape and float type) after dropout with the mask of keep_hash, which uses the first two
+    `seeds`."""
     rows = x.numel() // x.shape[-1]
     keep = keep_hash(rows, x.shape[-1], seeds=seeds, probability=probability).view(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - probability)), 0.0)
@@ -29,8 +31,8 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
     """Return a bool mask [rows, columns] whose elements are False with `probability`.
 
-    The random number of an element is the product of an odd row key and a column key. Both are hashes; the first two
-    int32 `seeds` are for rows and for columns.
+    The random number of an element is the product of an odd row key and a column key. Both keys are hashes. The first
+    of the int32 `seeds` is for row keys, and the second for column keys.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
@@ -38,14 +40,14 @@ def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> 
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return a hash of each int32. It is a bijection in which every bit depends on all others; products wrap."""
+    """Return a hash of each int32. The hash is a bijection in which every bit depends on all others; products wrap."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * wrap(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def wrap(number: int) -> int:
-    """Return the int32 with the same 32 low bits."""
+    """Return the int32 that has the same 32 low bits as `number`."""
     return (number + 2**31) % 2**32 - 2**31
 
 
@@ -57,7 +59,7 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
-        """Return `x` after dropout, in its shape and type. `seeds` is the row of draw_seeds for this use."""
+        """Return `x` after dropout, in its shape and type. `seeds` is the row of draw_seeds for this site."""
         if not self.training or self.probability == 0.0:
             return x
         return hash_dropout(x, self.probability, seeds=seeds)

@@ -12,7 +12,8 @@ NUM_SEGMENTS = 2
 
 
 class Embeddings(nn.Module):
-    """Sums three embeddings. Post-LN applies LayerNorm here; pre-LN, like megatron-bert, has it after the encoder."""
+    """Sums three embeddings. Post-LN models apply LayerNorm here; pre-LN models (like megatron-bert) after the
+    encoder."""
 
     def __init__(self, config: ModelConfig, *, num_rows: int) -> None:
         super().__init__()

@@ -58,9 +58,10 @@ class PostNormLayer(nn.Module):
     def forward(
         self, hidden: Tensor, gradient_sink: Tensor, *, layout: SequenceLayout, seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the output [T, width] and its gradient sink (see ResidualNorm) for an input and its sink.
+        """Return the layer's output [T, width] and the output's gradient sink (see ResidualNorm).
 
-        `seeds` is [SITES_A_LAYER, SEED_WIDTH].
+        `hidden` is the layer's input, and `gradient_sink` is the input's sink. `seeds`, for dropout, is [SITES_A_LAYER,
+        SEED_WIDTH].
         """
         last = self.attention.output
         fused = is_fused(hidden, last=last)

@@ -11,7 +11,10 @@ from torch import Tensor
 
 @torch.library.custom_op("cloze::gelu_of_biased", mutates_args=())
 def gelu_of_biased(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-    """Return GELU(biased), [rows, columns]. `biased` already includes `bias`, and both get a gradient."""
+    """Return GELU(biased), [rows, columns]; `tanh` selects the tanh approximation.
+
+    `biased` already includes `bias`, which is an argument only because it gets a gradient too.
+    """
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.forward(biased.contiguous(), tanh=tanh)
@@ -24,7 +27,10 @@ def _(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("cloze::gelu_of_biased_backward", mutates_args=())
 def gelu_of_biased_backward(biased: Tensor, upstream: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `biased` [rows, columns] and of the bias [columns]."""
+    """Return the gradients of `biased` [rows, columns] and of the bias [columns].
+
+    `upstream` is the loss's gradient with respect to the result of gelu_of_biased.
+    """
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.backward(biased.contiguous(), upstream.contiguous(), tanh=tanh)
@@ -51,6 +57,7 @@ gelu_of_biased.register_autograd(_backward, setup_context=_setup_context)
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, tanh: bool) -> Tensor:
     """Return GELU(x weight^T + bias), [rows, out] for x [rows, in], in bf16 or fp16 on a GPU.
 
-    The product uses the bias detached, because GELU's backward pass computes the gradient of the bias.
+    `tanh` selects the tanh approximation. The product uses the bias detached, because GELU's backward pass computes the
+    gradient of the bias.
     """
     return gelu_of_biased(F.linear(x, weight, bias.detach()), bias, tanh)  # type: ignore[no-any-return]

@@ -74,7 +74,7 @@ class NextSentenceHead(nn.Module):
 
 
 def cross_entropy_sum(logits: Tensor, *, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of cross-entropies, and the weighted count of rows whose largest logit is the label's.
+    """Return (weighted sum of cross-entropies, weighted count of rows whose largest logit is the label's).
 
     logits [N, C] have any float type; labels are int64 [N], or NO_LABEL for rows that do not count; weights are float32
     [N]. Both results are float32 scalars, the second without gradient. Softmax and sum are in float32.

@@ -14,13 +14,15 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 class Linear(nn.Linear):
-    """nn.Linear without default initialization. Another module may compute the gradient of its bias."""
+    """nn.Linear without default initialization. Another module may compute the gradient of the layer's bias."""
 
     parameters_persist = True
-    """False under ZeRO-3: parameters exist only while their module runs, so no other module may use the bias."""
+    """Whether the parameters exist all the time. False under ZeRO-3, where they exist only while their module runs.
+    Then no other module may use the bias."""
 
     def forward(self, x: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
-        """Return [..., out] for `x` [..., in]. With with_bias_gradient=False the next module computes that."""
+        """Return [..., out] for `x` [..., in]. If `with_bias_gradient` is false, the next module computes the bias's
+        gradient."""
         return F.linear(x, self.weight, self.bias if with_bias_gradient else self.bias.detach())
 
     def reset_parameters(self) -> None:

@@ -15,11 +15,12 @@ from trainer.model.dropout import Dropout
 from trainer.model.layers import LAYER_NORM_EPSILON, Linear
 
 MAX_WIDTH = 4096
-"""Widest row that fits into one program of the kernel, together with the sums over rows."""
+"""Maximum width of a row. A wider row, and the sums over rows, would not fit into one program of the kernel."""
 
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
-    """Whether the kernels run after `last` (a branch's last layer) and compute the gradient of its bias."""
+    """Return whether the kernels run after `last` (a branch's last layer) and compute the gradient of this layer's
+    bias."""
     return _kernels_take(hidden) and last.parameters_persist
 
 
@@ -31,10 +32,10 @@ def _kernels_take(hidden: Tensor) -> bool:
 class ResidualNorm(nn.LayerNorm):
     """LayerNorm of residual + dropout(branch), with a gradient sink: a second output that takes one of two gradients.
 
-    The result is used twice, by the next branch and as the next residual, and autograd would add both gradients in a
-    pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient to the sink
-    (one element, expanded to the result's shape). This norm's backward kernel then adds both gradients itself. If the
-    kernels do not run, the sink is the result itself.
+    The result is used twice, by the next branch and as the next residual. Autograd would add the gradients of both uses
+    in a pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient to the
+    sink (one element, expanded to the result's shape). The backward kernel of this norm then adds both gradients
+    itself. If the kernels do not run, the sink is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -46,8 +47,9 @@ class ResidualNorm(nn.LayerNorm):
     ) -> tuple[Tensor, Tensor]:
         """Return the result and its gradient sink, [T, width] each like the first three arguments.
 
-        `gradient_sink` is that of `residual`. `seeds` is a row of dropout.draw_seeds. If is_fused, `branch_bias` is the
-        bias in `branch`, which gets its gradient here. Otherwise it is None, and `residual` itself gets a gradient.
+        `gradient_sink` is the sink of `residual`. `seeds` is a row of dropout.draw_seeds. If the kernels run
+        (is_fused), `branch_bias` is the bias that `branch` already includes, and its gradient is computed here.
+        Otherwise `branch_bias` is None, and `residual` itself gets a gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -71,7 +73,7 @@ def residual_norm(
     dropout: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the norm, its gradient sink (see ResidualNorm), and each row's mean and inverse standard deviation."""
+    """Return (norm, its gradient sink (see ResidualNorm), each row's mean, each row's inverse standard deviation)."""
     from trainer.model.kernels import residual_norm as kernels
 
     out, mean, rstd = kernels.forward(
@@ -99,9 +101,10 @@ def residual_norm_backward(
     sink_gradient: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of branch and residual, and of weight, bias and branch_bias as [3, columns].
+    """Return the gradients of branch and residual, and of weight, bias and branch_bias as one tensor [3, columns].
 
-    `sink_gradient` is the gradient of the sink, or None if the sink was not used.
+    `mean` and `rstd` are what residual_norm returned. `upstream` is the norm's gradient. `sink_gradient` is the
+    gradient of the norm's sink, or None if the sink was not used.
     """
     from trainer.model.kernels import residual_norm as kernels
 

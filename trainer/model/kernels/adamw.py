@@ -1,7 +1,7 @@
-"""AdamW over one flat partition in one pass: clipping, both moments, decay, the fp32 weights and their bf16 copy.
+"""AdamW over one flat partition in one pass: clipping, moments, decay, fp32 weights and their bf16 or fp16 copy.
 
-torch's fused AdamW needs fp32 gradients and does not make the copy. Doing these apart adds half as much memory traffic
-again for BERT-Large. The host computes the bias corrections, because it knows the step.
+torch's fused AdamW needs fp32 gradients and does not make the copy. Converting and copying separately would add half as
+much memory traffic again for BERT-Large. The host computes the bias corrections, because it knows the step.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def update(
 ) -> None:
     """Take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place.
 
-    Weight and moments are fp32. The gradient has any float type and is divided by `divisor`. `model_weights` gets a
-    copy of the new weights in its own type. These tensors are 1-D, contiguous and of one size. `divisor` and `skip` are
-    fp32 scalars on the device; if `skip` is not zero, nothing changes. An infinite step sets the bias corrections to 1.
+    `weight` and the moments `exp_avg` and `exp_avg_sq` are fp32. `gradient` has any float type and is divided by
+    `divisor`. `model_weights` gets a copy of the new weights in its own type. These five tensors are 1-D, contiguous
+    and of one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not zero, nothing changes. An
+    infinite step sets the bias corrections to 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](

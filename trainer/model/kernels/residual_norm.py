@@ -2,8 +2,8 @@
 
 Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
 rows are on chip, backward also sums, in a fixed order, the gradients of weight, bias and branch_bias (the bias of the
-linear layer that computed branch). It recomputes residual + dropout(branch), which is not stored. The dropout mask is
-dropout.keep_hash.
+linear layer that computed branch). Backward recomputes residual + dropout(branch), which is not stored. The dropout
+mask is that of dropout.keep_hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 
 @triton.jit
 def _keys(seeds_ptr, rows, columns):
-    """Return uint32 keys of rows (or of one row) and of columns. The product of two, as int32, is a dropout draw."""
+    """Return uint32 keys of rows (or of one row) and of columns.
+
+    The product of a row's key and a column's key, as int32, is the random number that decides about dropout.
+    """
     row_keys = mix(tl.cast(rows, tl.uint32) + tl.load(seeds_ptr).to(tl.uint32)) | 1
     return row_keys, mix(columns.to(tl.uint32) + tl.load(seeds_ptr + 1).to(tl.uint32))
 
@@ -65,7 +68,10 @@ def norm_backward_kernel(
     num_rows, num_columns, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write both gradients of ROWS rows, one row after another, and their sums into [programs, 3, columns] (fp32)."""
+    """Write the gradients of branch and residual for ROWS rows, one row after another, and sums over these rows (fp32).
+
+    The sums are this program's part of the gradients of weight, bias and branch_bias, in [programs, 3, columns].
+    """
     columns = tl.arange(0, BLOCK_N)
     column_ok = columns < num_columns
     weight = tl.load(weight_ptr + columns, mask=column_ok, other=0.0).to(tl.float32)
@@ -117,7 +123,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm, in branch's shape, and the mean and inverse standard deviation of each row, fp32 [rows].
 
-    branch and residual are [rows, columns], weight and bias [columns], seeds int32 [2]. All tensors are contiguous.
+    branch and residual are [rows, columns], weight and bias [columns]. seeds are int32, of which the first two are
+    used. All tensors are contiguous.
     """
     tiles = tiles or FORWARD_TILES
     rows, columns = branch.shape
@@ -147,7 +154,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
 
-    The norm has two uses, so its gradient is upstream + sink_gradient. All tensors are contiguous and of branch's type.
+    mean and rstd (inverse standard deviation) are what `forward` returned. The norm has two uses, so its gradient is
+    upstream + sink_gradient. All tensors are contiguous.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape
@@ -163,5 +171,5 @@ def backward(
 
 
 def smallest_kept_draw(dropout: float) -> int:
-    """Return the smallest int32 draw that keeps an element."""
+    """Return the smallest int32 draw that keeps an element, if elements are dropped with probability `dropout`."""
     return round(dropout * 2**32) - 2**31

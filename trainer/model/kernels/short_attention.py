@@ -23,7 +23,7 @@ LOG2_E = math.log2(math.e)
 FORWARD_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 BACKWARD_Q_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
 BACKWARD_KV_TILES = {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
-"""The fastest of those tried on an H100 with heads of width 64."""
+"""The fastest tile sizes tried on an H100 with heads of width 64."""
 
 
 @triton.jit
@@ -125,7 +125,10 @@ def attention_backward_kv_kernel(
     scale, final_scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write dK and dV of a tile of keys. Queries past the sequence's end get lse 1e30, so their weights are 0."""
+    """Write dK and dV of a tile of keys.
+
+    Queries past the sequence's end get an lse (log2 of softmax's denominator) of 1e30, so their weights are 0.
+    """
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -170,8 +173,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
 
-    qkv is [T, 3, heads, D] and contiguous, offsets int32 [S + 1], seed int32 [1]. A weight is dropped with probability
-    threshold / 2**32.
+    qkv is [T, 3, heads, D] and contiguous. offsets are int32 [S + 1]. seed is int32, and its first element is used. A
+    weight is dropped with probability threshold / 2**32.
     """
     num_tokens, _, heads, width = qkv.shape
     tiles = tiles or FORWARD_TILES
@@ -197,7 +200,11 @@ def backward(
     seed: Tensor,
     tiles: tuple[dict[str, Any], dict[str, Any]] | None = None,
 ) -> Tensor:
-    """Return the gradient of qkv, in its shape. All tensors are contiguous."""
+    """Return the gradient of qkv, in its shape. All tensors are contiguous.
+
+    out and lse are what `forward` returned, and upstream is the gradient of out. The other arguments are those of
+    `forward`.
+    """
     num_tokens, _, heads, width = qkv.shape
     tiles_q, tiles_kv = tiles or (BACKWARD_Q_TILES, BACKWARD_KV_TILES)
     gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
