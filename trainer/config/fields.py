@@ -17,7 +17,7 @@ from trainer.config.phases import PhaseConfig
 
 
 class TrainerFields(Settings):
-    """The fields of TrainerConfig, which adds the checks that compare fields."""
+    """The fields of TrainerConfig. TrainerConfig adds the checks that compare fields."""
 
     data: str
     """Folder of the data set, or its s3:// or gs:// URL."""
@@ -25,8 +25,9 @@ class TrainerFields(Settings):
     """Run directory, or its s3:// or gs:// URL. If it holds a run, the same command continues that run."""
     resume_from: str | None = None
     """Checkpoint of another run from which to start in a new output: the path or URL of RUN/checkpoints/step-N, or of
-    RUN for the newest. Weights, moments, step and place in the data come from it. Rate, schedule, precision and the
-    like may differ. Read once: later starts use the new run's own checkpoints."""
+    RUN for its newest checkpoint. Weights, moments, step and place in the data come from there. Learning rate,
+    schedule, precision and similar settings may differ. The checkpoint is read once: later starts use the new run's own
+    checkpoints."""
     working_folder: str | None = None
     """Folder on each node's disk for the logs of a run on a store. They are uploaded with every checkpoint and at the
     end. Null: in the folder for temporary files."""
@@ -99,7 +100,7 @@ class TrainerFields(Settings):
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
-        """The number of steps of each phase. Raises ValueError if they do not add up to max_steps.
+        """The number of steps of each phase, in order. Raises ValueError if these numbers do not add up to max_steps.
 
         Lengths given as shares are rounded so that each phase ends within half a step of its exact end.
         """
