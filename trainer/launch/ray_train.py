@@ -185,7 +185,8 @@ def run_on_ray(
                 scaling_config=scaling_config(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
-                # Ray must not handle failures, because it would also retry bad input and wait forever.
+                # Ray must not handle failures, because it would also retry bad input, and wait forever.
+                # restarts.py handles them instead.
                 run_config=RunConfig(
                     name=RAY_FOLDER,
                     storage_path=folder,
