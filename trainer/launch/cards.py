@@ -42,7 +42,7 @@ TIMEOUT_S = 20
 def find_card(config: TrainerConfig) -> Card | None:
     """Return the GPU with the least memory, of this machine or of the Ray cluster at RAY_ADDRESS.
 
-    Return None if device=cpu, or if the type or memory of the GPUs cannot be found out.
+    Return None if device=cpu, if there is no GPU, or if the memory of the GPUs is unknown.
     """
     if config.device == "cpu":
         return None

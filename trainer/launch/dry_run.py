@@ -86,8 +86,8 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
 
 
 def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> CheckResult:
-    """Return what preflight.check finds or, if `options` state the size of a missing data set, what plan_without_data
-    assumes.
+    """Return what preflight.check returns or, if `options` state the size of a missing data set, what plan_without_data
+    returns.
 
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
@@ -124,10 +124,10 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
-    """Yield lines with hours and price at the stated or measured rate.
+    """Yield lines with hours and price at the rate that `options` state or the run has measured.
 
-    If neither is known, the lines say so and, unless device=cpu, list rates by GPU. `tokens` is the number of tokens in
-    the steps still to do, and `work` is the number of model FLOPs in these steps.
+    Without a rate, the lines say so and, unless device=cpu, list rates by GPU. `tokens` is the number of tokens in the
+    steps still to do, and `work` is the number of model FLOPs in these steps.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:

@@ -73,8 +73,8 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
     """Return the largest number of workers that may run at once, between `least` and `most`.
 
     Each worker needs the resources `per_worker`. If nodes are leaving, the workers must fit on the nodes that stay. If
-    none is leaving, free places do not matter, because an autoscaler may add nodes. But workers on CPUs must always
-    leave INGEST_CPUS of the present CPUs for reading data.
+    none is leaving, the present nodes set no limit for workers on GPUs, because an autoscaler may add nodes. Workers on
+    CPUs must always fit the present CPUs and leave INGEST_CPUS of them for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -88,10 +88,10 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
 def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
     """Return the number of workers to request from Ray now, between `least` and `most`.
 
-    Each worker needs the resources `per_worker`. If at least `least` workers fit on the nodes, request as many as fit.
-    A larger request would wait until the start times out, because Ray Train still counts nodes that have just gone. If
-    fewer than `least` workers fit, Ray has to wait for nodes anyway, so request max_group_size workers. While a group
-    is smaller than that, PendingPlacements asks an autoscaler for the missing places.
+    Each worker needs the resources `per_worker`. If at least `least` workers fit on the nodes, the number is as many as
+    fit. A larger request would wait until the start times out, because Ray Train still counts nodes that have just
+    gone. If fewer than `least` workers fit, Ray has to wait for nodes anyway, so the number is max_group_size. While a
+    group has fewer workers than max_group_size, PendingPlacements asks an autoscaler for the missing places.
     """
     max_size = max_group_size(nodes, least=least, most=most, per_worker=per_worker)
     places = count_places(nodes.total, per_worker=per_worker, without=nodes.leaving)
@@ -114,7 +114,7 @@ def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -
 
 
 class PendingPlacements:
-    """Holds open requests to a cluster's autoscaler, each for the resources of one more worker.
+    """Holds requests to a cluster's autoscaler, each for the resources of one more worker.
 
     A request is a Ray placement group that waits for a node. Ray drops all requests when this driver (the process of
     the command) ends, so that no node is started or kept for a run that is gone. A granted request reserves its
@@ -126,7 +126,7 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Open or drop requests until `count` are open, and return how many of these are granted."""
+        """Make or drop requests until there are `count`, and return how many of these are granted."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -166,9 +166,9 @@ class GroupWatch:
     def reason_to_pause(self, worker_nodes: Sequence[str], *, world_size: int) -> str | None:
         """Return why the group should write a checkpoint and end now, or None if it should continue.
 
-        `worker_nodes` lists the node of each worker that has started. None is returned until all `world_size` workers
-        have. If the last restart did not get more workers (another job took the room), the time until the next search
-        for room doubles.
+        `worker_nodes` lists the node of each worker that has started. Until all `world_size` workers have started,
+        return None. If the last restart did not get more workers (another job took the room), the time until the next
+        search for room doubles.
         """
         if not worker_nodes or len(worker_nodes) < world_size:
             return None

@@ -1,9 +1,9 @@
 """Plan dry runs whose data set or GPUs do not exist yet.
 
 `--rows=N --tokens=N` state the training rows and tokens of the data set, and `--gpu=NAME` states the GPU of each
-worker. Invariant: beside each training rate stands whether it was measured. Two rates were measured (bench/trainer.md).
-The rates of other GPUs assume that training reaches the same share of the GPU's peak. N GPUs are assumed to be N times
-as fast as one.
+worker. Invariant: the text beside each training rate says whether the rate was measured. Two rates were measured
+(bench/trainer.md). All others assume that training reaches the same share of the GPU's peak. N GPUs are assumed to be N
+times as fast as one.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> CheckResult:
-    """Plan a run whose data sets are partly or all missing, and return the same as preflight.check, which makes more
-    checks.
+    """Plan a run of which at least one data set is missing. Return the same kind of result as preflight.check, from
+    fewer checks.
 
     Each missing data set is assumed to have `rows` training rows with `tokens` tokens in total. `gpu` names the GPU
     whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that already holds a run

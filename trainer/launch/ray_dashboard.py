@@ -1,6 +1,6 @@
 """Ask a Ray cluster's dashboard over HTTP, without joining the cluster.
 
-RAY_ADDRESS is then the dashboard's URL, the same as for `ray job submit`.
+In this module RAY_ADDRESS is the dashboard's URL, the same as for `ray job submit`.
 """
 
 from __future__ import annotations

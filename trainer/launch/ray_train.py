@@ -91,7 +91,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
 
 def join_cluster(config: TrainerConfig) -> None:
-    """Connect to the cluster at RAY_ADDRESS, once per process. Raises ClusterError with Ray's reason if that fails.
+    """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
 
     A driver cannot connect again, because Ray deletes a job's working directory when the job's driver disconnects.
     """
@@ -135,8 +135,9 @@ def object_store_bytes(config: TrainerConfig) -> int:
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
     """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources` are Ray's logical resources at its largest. `cluster` is for messages. If min_workers is set, only that
-    many workers must fit. Raises ConfigError if the workers will never fit, because Ray would wait for room silently.
+    `resources` are Ray's logical resources at its largest. `cluster` (whether Ray is a cluster or on this machine) is
+    only for errors. With min_workers, only that many workers must fit. Raises ConfigError if they will never fit,
+    because Ray would wait for room silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -185,8 +186,7 @@ def run_on_ray(
                 scaling_config=scaling_config(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
-                # Ray must not handle failures, because it would also retry bad input, and wait forever.
-                # restarts.py handles them instead.
+                # restarts.py handles failures. Ray must not, because it would also retry bad input, and wait forever.
                 run_config=RunConfig(
                     name=RAY_FOLDER,
                     storage_path=folder,
@@ -260,7 +260,7 @@ def serve_workers(
     """Serve the workers until `fit` ends: show their lines, pass on a request to stop, and say what Ray waits for.
 
     Ends the group early if `watch` gives a reason. Returns the node id of each worker that started. Raises ClusterError
-    if no worker starts in start_timeout_s (for a fixed number of workers, Ray raises an error of its own before).
+    if no worker starts in start_timeout_s (if the number of workers is fixed, Ray itself raises an error before that).
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()
@@ -301,7 +301,7 @@ def serve_workers(
 
 
 def raise_lost(error: Exception) -> None:
-    """Raise a WorkerError that names the lost workers, if Ray's `error` says that processes or nodes were lost."""
+    """Raise a WorkerError that names the lost workers if Ray reports losses in `error`. Otherwise do nothing."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -322,7 +322,7 @@ def raise_cluster_error_if_lost() -> Iterator[None]:
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
-    """Return a line that says which resources Ray waits for to start workers, and how much of them is `free`."""
+    """Return a line with what Ray waits for before it starts workers. `free` maps a resource to its unused amount."""
     ((resource, amount),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
     needed = f"{number} workers of {amount:g} {resource} each"
