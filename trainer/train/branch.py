@@ -148,11 +148,12 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
 def read_trained(
     config: TrainerConfig, *, phases: Sequence[OpenPhase]
 ) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
-    """Return two lists: the phases that the checkpoint `resume_from` was trained on, each with the manifest of its data
-    set, and a message for each data set or checkpoint that is lost.
+    """Return what the checkpoint `resume_from` was trained on, as two lists.
 
-    If the run that wrote the checkpoint is itself a branch, the phases of that run's source come first. If one of
-    `phases`, the phases of the new branch, has the same data set, the data set is read from the path there.
+    The first list holds the phases, each with the manifest of its data set. If the run that wrote the checkpoint is
+    itself a branch, the phases of that run's source come first. If one of `phases`, the phases of the new branch, has
+    the same data set, the data set is read from the path there. The second list holds a message for each data set or
+    checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -181,10 +182,12 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows (facts about training rows) for an older checkpoint that does not record them.
+    """Return CheckpointState.rows for an older checkpoint that does not record these facts about its training rows.
 
-    The facts come from the data sets that the checkpoint was trained on. If one of these is lost, or if the weights
-    came from model.initialize_from, the facts assume the longest rows that the model accepts, and next-sentence labels.
+    The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
+    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these is lost, or if
+    the weights came from model.initialize_from, assume the longest rows that the model accepts, and next-sentence
+    labels.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -236,7 +239,8 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Return the step of the newest checkpoint. Without one, return the step of `config.resume_from`, else 0."""
+    """Return the step of the newest checkpoint. If the run has none, return the step of the checkpoint
+    `config.resume_from`, or 0 if `resume_from` is not set."""
     if checkpoints:
         return checkpoints.newest_step
     return 0 if config.resume_from is None else step_of(locate(config.resume_from))

@@ -138,7 +138,8 @@ class SourceSums:
 
 
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the element-wise sum of `counts` over all ranks, in the same memory. Collective."""
+    """Return the element-wise sum of `counts` over all ranks. The sum also replaces the content of `counts`.
+    Collective."""
     total = torch.from_numpy(counts)
     dist.all_reduce(total)
     return total.numpy()

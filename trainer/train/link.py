@@ -12,8 +12,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker's place: `rank` among all `world_size` workers, and `local_rank` among the `local_world_size` of its
-    node."""
+    """A worker's place: `rank` among all `world_size` workers, and `local_rank` among the `local_world_size` workers of
+    its node."""
 
     rank: int
     world_size: int

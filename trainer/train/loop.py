@@ -260,7 +260,8 @@ def flops_of(data: Step, context: TrainContext) -> float:
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
     """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. Collective.
 
-    `data` is this rank's part of the step. Raises RollBack if it is the last of guard.max_bad_steps bad steps in a row.
+    `data` is this rank's part of the step. Raises RollBack if this step is the last of guard.max_bad_steps bad steps in
+    a row.
     """
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None

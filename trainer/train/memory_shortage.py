@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
-"""Matches messages of plain RuntimeErrors that mean that memory ran out."""
+"""Matches out-of-memory messages of errors whose class is plain RuntimeError."""
 _REQUESTED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
@@ -49,8 +49,8 @@ def memory_shortage_explained(config: TrainerConfig, *, rank: int, device: torch
 def find_shortage(error: BaseException) -> BaseException | None:
     """Return the out-of-memory error that `error` is or wraps. Return None if there is none.
 
-    The causes of `error` are searched, but not beyond a ValueError or OSError, even if an out-of-memory error was being
-    handled when the ValueError or OSError was raised.
+    The search follows the causes of `error`, but not beyond a ValueError or OSError, even if an out-of-memory error was
+    being handled when the ValueError or OSError was raised.
     """
     seen: set[int] = set()
     node: BaseException | None = error
@@ -66,8 +66,7 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
-    """Return a line that says how much memory was requested, in use and present, and which settings to change to need
-    less.
+    """Return a line that says how much memory was requested, in use and present, and which settings reduce the need.
 
     `error` is an out-of-memory error on this worker, which has the rank `rank` and the device `device`.
     """
