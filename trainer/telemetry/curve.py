@@ -69,7 +69,10 @@ def draw_curve(run_directory: Path) -> Path:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """Return the centred running mean over SMOOTHING_SHARE of the values (fewer at both ends), ignoring NaN."""
+    """Return the centred running mean of `values`, ignoring NaN.
+
+    Each mean is over the share SMOOTHING_SHARE of all values, and over fewer values at both ends.
+    """
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])

@@ -55,7 +55,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Return the Evaluation from which the method `record` made `record`, a line of evaluations.jsonl."""
+        """Return the Evaluation whose numbers `record` holds, in the form that the method `record()` gives them."""
         sources = tuple(
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))

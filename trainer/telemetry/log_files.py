@@ -81,8 +81,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the local folder. Raises ConfigError if another user owns the folder above it, in the folder for
-        temporary files."""
+        """Make the local folder. Raises ConfigError if its parent in the folder for temporary files belongs to another
+        user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -121,7 +121,8 @@ class RunFiles:
                     self._send_if_changed(path, partial(_write, content))
 
     def make_file_durable(self, name: str) -> str:
-        """Send the file `name` to the store if the run is on one. Return its path or URL in the run directory."""
+        """Send the file `name` to the store if the run is on one. Return the path or URL of the file in the run
+        directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))

@@ -92,7 +92,7 @@ class Gauges:
 
 
 class RestartCount:
-    """Counts the restarts of a run (groups of workers started after the first) in the driver."""
+    """Counts a run's restarts (groups of workers started after the first) in the driver, the process of the command."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}
