@@ -241,7 +241,7 @@ def _get(config: Settings, key: str) -> Any:
 
 
 def _is_given(config: TrainerFields, key: str) -> bool:
-    """Whether the config gives the setting a value other than the default."""
+    """Whether the config gives the setting with the dotted key `key` a value other than the default."""
     parent, _, name = key.rpartition(".")
     section: Settings = _get(config, parent) if parent else config
     default = type(section).model_fields[name].get_default(call_default_factory=True)

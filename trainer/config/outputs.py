@@ -30,7 +30,8 @@ class EvaluationConfig(Settings):
     """The settings of held-out evaluation."""
 
     every_steps: Positive | None = None
-    """Steps between evaluations. Null: only at the end."""
+    """Steps between evaluations. Null: none in between. The end of each phase is always evaluated, and so is the step
+    at a tenth of the run, if the run has 100 steps or more."""
     max_pairs: Positive | None = 4096
     """Maximum number of held-out pairs to evaluate: the first ones in a fixed order. Null: all."""
     at_start: bool = False

@@ -80,8 +80,8 @@ class PhaseConfig(Settings):
         return self
 
     def batch_in(self, run: BatchConfig) -> BatchConfig:
-        """Return `run`, the run's batch settings, with the phase's changes. Raises ValueError if they contradict each
-        other."""
+        """Return `run`, the run's batch settings, with the phase's changes. Raises ValueError if the result contradicts
+        itself."""
         given = self.batch.model_dump(exclude_none=True)
         unit = dict.fromkeys(("pairs", "tokens")) if "pairs" in given or "tokens" in given else {}
         return BatchConfig.model_validate({**run.model_dump(), **unit, **given})
