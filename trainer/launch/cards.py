@@ -1,6 +1,6 @@
 """Find the memory of the run's GPUs before anything starts, from nvidia-smi or a Ray cluster's resources.
 
-Makes no CUDA context, which would occupy half a GB of a GPU for the whole run.
+No CUDA context is created, because it would occupy half a GB of a GPU for the whole run.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def resolve_micro_batch(
     the smallest GPU.
 
     If the run's data plan (order of rows) has begun, `plan_config` is the config with which it began, and the value is
-    copied from there; otherwise `plan_config` is None. The value stays null if the GPU's memory is unknown or no limit.
-    `manifests` holds the manifest of each phase's data set. Returns the config, the smallest GPU (None if unknown), and
-    lines for the user.
+    copied from there; otherwise `plan_config` is None. The value stays null if no GPU is used, if the GPU's memory is
+    unknown, or if it holds the largest micro-batch that is ever derived. `manifests` holds the manifest of each phase's
+    data set. Returns the config, the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [

@@ -10,7 +10,8 @@ import asyncio
 
 
 class DriverMailbox:
-    """Carries lines of text and failures from workers to driver, and the stop request from driver to workers."""
+    """Carries lines of text and failures from the workers to the driver (the process of the command), and the stop
+    request from the driver to the workers."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

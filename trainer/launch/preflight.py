@@ -208,7 +208,7 @@ def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> No
     """Raise ValueError if the data set's rows have more tokens than the model has positions, or if the model in the
     folder model.initialize_from does not fit the config and the data set's vocabulary.
 
-    A run that has `begun` has checkpoints. It no longer reads the folder, so the folder may be gone and is not checked.
+    If `begun`, the run has checkpoints and no longer reads this folder. Then the folder may be gone and is not checked.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Run the workers as spawned processes of this machine, connected by torch.distributed over 127.0.0.1.
 
-Every child process ends when its parent ends, for whatever reason. run_in_processes ends every child before it returns.
+Every child process ends when its parent ends, even if the parent is killed. run_in_processes ends every child before it
+returns.
 """
 
 from __future__ import annotations
