@@ -88,7 +88,7 @@ class DivergenceGuard:
         """Judge a step and remember the result. Return the step's fault, or None if the step is good.
 
         `norm_is_bad` says that the gradient norm is not finite, and that fp16's loss scale is not the cause. A loss is
-        compared only with losses of its own phase, because another data set has other usual losses.
+        compared only with losses of its own phase, because losses on another data set are higher or lower.
         """
         if phase != self._phase:
             self._losses.clear()

@@ -1,8 +1,8 @@
 """Evaluate on held-out pairs, next to two baselines: token frequencies (unigram) and neighbouring tokens (bigram).
 
-Reads the first evaluation.max_pairs held-out pairs with the first of their sets of masks, in an order that depends on
-the data set alone. So all evaluations on a data set are comparable. Dropout is off. Sums over ranks are made once, at
-the end.
+Reads the first evaluation.max_pairs held-out pairs, in an order that depends on the data set alone. If the data set
+holds several maskings of each pair, the first is used. So all evaluations on a data set are comparable. Dropout is off.
+Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations

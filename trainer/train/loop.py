@@ -165,11 +165,10 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Make the evaluations that belong before the next step after `step`, the step at which this start of the run
-    begins.
+    """Evaluate before the first training step of this start of the run, if that is asked for or was missed.
 
-    If the run is new and evaluation.at_start is set, evaluate the initial weights. If an evaluation was due after
-    `step`, but the run stopped before it, evaluate now.
+    `step` is the last step done. If the run is new and evaluation.at_start is set, evaluate the initial weights. If the
+    run stopped after `step`, before the evaluation that was due then, evaluate now.
     """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from

@@ -64,7 +64,8 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """Return the first micro-batch of the next step, which a later call of next_step still returns. Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
+        Collective."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
@@ -131,7 +132,8 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """Return the first micro-batch of the next step, which a later call of next_step still returns. Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
+        Collective."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 
