@@ -61,9 +61,10 @@ class RunFiles:
         return self.folder != self.run
 
     def fetch_logs(self, names: Iterable[str] | None = None) -> None:
-        """Make the rank's local logs (or the files in `names`) equal to those on the object store. Raises StorageError.
+        """Make the rank's local logs (or the files in `names`) equal to those on the object store.
 
-        A local log that the store lacks is deleted. If the run is on a disk, nothing is done.
+        A local log that the store lacks is deleted. If the run is on a disk, nothing is done. Raises StorageError if
+        the store cannot be read.
         """
         if isinstance(self.run, Path):
             return

@@ -142,8 +142,8 @@ def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Writes the records of one rank: its row ids, and on rank 0 also metrics, evaluations, tracker, gauges and
-    progress.
+    """Writes the records of one rank: the ids of the rows that it trained on, and on rank 0 also metrics, evaluations,
+    tracker, gauges and progress.
 
     `say` shows a line to the user, and `gauges` are the run's Prometheus metrics (None: not wanted). Opening removes
     the records of steps after `resume_step`, which an earlier start has left.

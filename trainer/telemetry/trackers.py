@@ -1,7 +1,7 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow, or none (`logging.tracker`).
 
-Only rank 0 has a tracker. A resumed run continues in the same place under the same name. If the tracker can do that, it
-hides what an earlier start recorded for steps after the checkpoint. Packages are imported when needed; `pip install
+Only rank 0 has a tracker. A resumed run continues in the same place under the same name. What an earlier start recorded
+for steps after the checkpoint is hidden, if the tracker supports that. Packages are imported when needed; `pip install
 '.[trackers]'` installs them.
 """
 
