@@ -39,13 +39,14 @@ EXAMPLES = {
         "\uadf8\ub294 1902\ub144 \uc11c\uc6b8\uc5d0\uc11c [MASK].",
     ),
 }
-"""Maps a language, as in the model card of an export, to texts. For other languages there is --held-out."""
+"""Maps a language code, as the model card of an export states it, to example texts. For other languages there is
+--held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
-"""Number of held-out texts to try. The first NUM_SHOWN are shown, whatever the result."""
+"""Number of held-out texts to try. The first NUM_SHOWN of them are shown, whether the guesses are right or wrong."""
 LETTERS = 4
-"""Fewest letters of a masked word. Shorter words, the commonest, can be guessed without context."""
+"""Least number of letters of a masked word. Shorter words are the commonest, and can be guessed without context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class FillMask:
 
     @torch.no_grad()
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return the `count` likeliest tokens for every [MASK] of `text`, best first.
+        """Return a list for each [MASK] of `text`: the `count` likeliest tokens, best first.
 
         Raises ValueError if `text` is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
@@ -100,9 +101,9 @@ class FillMask:
 
     @torch.no_grad()
     def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return the `count` likeliest tokens for each position in `masks`, best first.
+        """Return a list for each position in `masks`: the `count` likeliest tokens, best first.
 
-        `ids` are a text's token ids, with its special tokens.
+        `ids` are a text's token ids, with its special tokens. `masks` holds indices into `ids`.
         """
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
         best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
@@ -113,16 +114,17 @@ class FillMask:
 
 
 def describe(text: str, *, guesses: Sequence[Sequence[Guess]]) -> list[str]:
-    """Return lines that show a text and the guesses for each [MASK]."""
+    """Return lines that show a text and the guesses for each [MASK]. `guesses` holds one sequence for each [MASK]."""
     rows = ["   ".join(f"{guess.token} {guess.probability:.1%}" for guess in row) for row in guesses]
     return [f"  {text}", *(f"    {row}" for row in rows)]
 
 
 def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED) -> list[Cloze]:
-    """Draw up to `count` held-out texts (first segments of rows) by a fixed seed, and mask one word in each.
+    """Draw up to `count` held-out texts (first segments of rows) of the data set `data` by a fixed seed, and mask one
+    word in each.
 
-    A masked word is a single token of LETTERS or more letters. Raises ValueError if the data set's vocabulary is not
-    `tokens`, or if no held-out row has such a word.
+    A masked word is a single token of LETTERS or more letters. `tokens` is the model's vocabulary, ordered by id.
+    Raises ValueError if the data set's vocabulary differs from `tokens`, or if no held-out row has such a word.
     """
     manifest = read_manifest(data)
     if read_vocabulary(storage.join(data, TOKENIZER_FOLDER)).tokens != tuple(tokens):
@@ -148,8 +150,11 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
 
 
 def try_held_out(fill: FillMask, *, data: str) -> list[str]:
-    """Return lines that show NUM_SHOWN held-out texts, each with guesses and the right word, and the share of right
-    guesses."""
+    """Let the model guess masked words in held-out texts of the data set `data`, and return lines that show the result.
+
+    The lines show the first NUM_SHOWN texts, each with the guesses and the right word. The last line states in how many
+    of all texts the right word is among the guesses.
+    """
     texts = draw_held_out(data, tokens=fill.tokens)
     lines, right = [], []
     for text in texts:

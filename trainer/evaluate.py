@@ -51,10 +51,11 @@ class _EvaluationEngine:
 
 
 def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
-    """Return the losses of the model in folder `model` on `max_pairs` (None: all) held-out pairs of a data set.
+    """Return the losses of the model in folder `model` on `max_pairs` (None: all) held-out pairs of the data set
+    `data`.
 
-    Raises ValueError if the folder holds no model, its vocabulary differs from the data set's, or it has too few
-    positions for the rows.
+    Raises ValueError if the folder holds no model, if the model's vocabulary differs from the data set's, or if the
+    model has too few positions for the rows.
     """
     manifest = open_data_set(data)
     weights, knows_pairs = read_model(model)
@@ -81,7 +82,8 @@ def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str
 
 @contextmanager
 def _single_process_group() -> Iterator[None]:
-    """Make a torch.distributed group of this process alone for the block, since the Evaluator sums over all ranks."""
+    """Make a torch.distributed group of this process alone inside the `with` block, because the Evaluator sums over all
+    ranks."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

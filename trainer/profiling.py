@@ -1,8 +1,8 @@
 """Profile a training step: `python -m trainer.profiling --config FILE [key.sub=value ...]`.
 
 Runs a few steps of the real training loop on this machine. Writes OUTPUT-profile/trace.json (for chrome://tracing or
-Perfetto) and parts.md, a table by kind of work and by phase of the step (forward, backward, update). The run in OUTPUT
-is not touched. Recording costs about 20 us an operation, so small models look slower than they are.
+Perfetto) and parts.md, with times by kind of work and by phase of the step (forward, backward, update). The run in
+OUTPUT is not touched. Recording costs about 20 us an operation, so small models look slower than they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from trainer.train import Link, WorkerPlace
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"
 WARM_UP, RECORDED = 5, 5
-"""Number of steps before recording, in which the model is compiled, and number of recorded steps."""
+"""WARM_UP is the number of steps before recording, in which the model is compiled. RECORDED is the number of recorded
+steps."""
 TRACE, PARTS = "trace.json", "parts.md"
 
 KINDS = {
@@ -45,7 +46,8 @@ KINDS = {
     "copies and fills": ("memcpy", "memset", "copy_", "foreach_copy", "tensorlist", "fill", "zero_"),
     "sums": ("red_fused_sum", "reduce_kernel", "per_fused_sum", "aten::sum"),
 }
-"""Maps a kind of work to parts of the names of its kernels (on a CPU: operators). The first match counts."""
+"""Maps a kind of work to parts of the names of its kernels (on a CPU: its operators). A kernel belongs to the first
+kind that matches."""
 OTHER = "other"
 
 HELP = f"""usage: {PROGRAM} [--config FILE] [key.sub=value ...]
@@ -60,21 +62,21 @@ class Parts:
     """The times of a step on the first worker, in milliseconds."""
 
     kinds: dict[str, float]
-    """Maps a kind of work to the time in its kernels (on a CPU: in its operators)."""
+    """Maps a kind of work to the time in which its kernels ran (on a CPU: its operators)."""
     phases: dict[str, float]
-    """Maps forward, backward and update to the time from the phase's first kernel to its last; empty on a CPU."""
+    """Maps forward, backward and update to the time from its first kernel to its last. Empty on a CPU."""
     launches: float
-    """Number of kernels per step; 0 on a CPU."""
+    """Number of kernels in a step; 0 on a CPU."""
     step_ms: float
     """Time from one step to the next."""
 
     @property
     def idle_ms(self) -> float:
-        """Time of a step in which none of `kinds` ran."""
+        """Time of a step, in milliseconds, in which none of the work in `kinds` ran."""
         return max(0.0, self.step_ms - sum(self.kinds.values()))
 
     def table(self) -> str:
-        """Return Markdown tables of the times."""
+        """Return the times as two Markdown tables: by kind of work and, on a GPU, by phase of the step."""
         rows = sorted(self.kinds.items(), key=lambda item: -item[1])
         lines = ["| part | ms per step | share |", "|---|---|---|"]
         lines += [f"| {name} | {ms:.2f} | {ms / self.step_ms:.1%} |" for name, ms in rows if ms > 0]
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
-    """Train a few steps, write trace and times to `folder`, which is created, and return the times.
+    """Train a few steps, write the trace and the times to `folder`, which is created, and return the times.
 
     Raises ConfigError if the config has too few steps.
     """
@@ -140,9 +142,9 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 
 @contextmanager
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
-    """Record this worker's steps within the block; the first worker writes the trace.
+    """Record this worker's steps inside the `with` block. The first worker then writes the trace to `folder`.
 
-    Yields a link that tells the worker to stop after the last recorded step.
+    Yields a link that asks the worker to stop after the last recorded step, and otherwise does what `link` does.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -158,8 +160,8 @@ def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
 
 
 class _CountingLink:
-    """A worker's connection to its launcher. It advances the recorder when the training loop asks, once a step, whether
-    to stop."""
+    """A worker's connection to its launcher. Once a step, the training loop asks it whether to stop, and it then
+    advances the recorder."""
 
     def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:
         self._link, self._profiler, self._steps = link, profiler, 0
@@ -174,7 +176,7 @@ class _CountingLink:
 
 
 def read_parts(trace: Path) -> Parts:
-    """Return the times of a step, by kind of work and by phase, from a trace that `record` wrote."""
+    """Return the times of a step, by kind of work and by phase of the step, from a trace that `record` wrote."""
     events = [event for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"] if "dur" in event]
     steps = [event for event in events if str(event["name"]).startswith("ProfilerStep")]
     count = len({event["name"] for event in steps})
@@ -197,7 +199,10 @@ def read_parts(trace: Path) -> Parts:
 
 
 def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each CPU operator as {name, dur}; `dur` is its time in us, without the operators that it called."""
+    """Yield {"name": its name, "dur": its own time in us} for each CPU operator among the trace's `events`.
+
+    The own time of an operator does not include the operators that it called.
+    """
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op":
@@ -221,7 +226,7 @@ def end_of(event: Mapping[str, Any]) -> float:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of work of a kernel or operator: a key of KINDS, or OTHER."""
+    """Return the kind of work that a kernel or operator with this name does: a key of KINDS, or OTHER."""
     small = name.lower()
     return next((kind for kind, parts in KINDS.items() if any(part in small for part in parts)), OTHER)
 

@@ -24,7 +24,7 @@ class BatchConfig(Settings):
     Workers share the lanes, so there can be at most this many workers, but their number does not change the batch.
     Null: derived."""
     tokens_per_slot: Positive | None = None
-    """Maximum tokens of a micro-batch. Null: derived, as few as the stated batch allows."""
+    """Maximum tokens of a micro-batch. Null: derived, as few as suffice for the stated pairs or tokens."""
     greatest_slot: Positive | None = None
     """Maximum tokens of a micro-batch if neither lanes nor tokens_per_slot is set. Null: as many as the run's smallest
     GPU holds by the estimate in trainer/engine/memory.py, at most 32,768. Fixed when the run begins."""
@@ -51,5 +51,5 @@ class IngestConfig(Settings):
     """What to check at the start. footers: sizes and footer hashes. full: the sha256 of every shard. Page checksums are
     always verified."""
     skip_corrupt: bool = False
-    """Skip training row groups that cannot be read, instead of stopping. Each gives a warning, and its rows are
-    counted."""
+    """Skip row groups of training rows that cannot be read, instead of stopping. Each skipped row group gives a
+    warning, and its rows are counted."""

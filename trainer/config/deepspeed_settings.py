@@ -1,7 +1,7 @@
 """The DeepSpeed settings that a run may set directly: those that change speed, memory or logs, but not the results.
 
 Invariant: every other key is refused. DeepSpeed 0.19.8 silently drops unknown keys at its top level. Some known keys
-change the gradients: gradient_allreduce_op=sum multiplies them by the number of workers.
+change the gradients: gradient_allreduce_op=sum multiplies the gradients by the number of workers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _REFUSED = {
     "zero_optimization.offload_param": _NOT_SUPPORTED,
     "zero_optimization.cpu_offload": _NOT_SUPPORTED,
 }
-"""Dotted key of DeepSpeed's config -> the trainer's setting to use instead, or why the key is refused."""
+"""Maps a dotted key of DeepSpeed's config to the trainer's setting to use instead, or to the reason why the key is
+refused."""
 
 
 def _to_whole(value: Any) -> Any:
@@ -66,7 +67,8 @@ Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
 
 
 class ZeroSettings(Settings):
-    """The settings of DeepSpeed's zero_optimization section. Null: the derived value, or DeepSpeed's default."""
+    """The settings of DeepSpeed's zero_optimization section. Null: the value that the trainer derives, or DeepSpeed's
+    default."""
 
     contiguous_gradients: bool | None = None
     """Copy gradients into one buffer as they are computed."""
@@ -95,7 +97,7 @@ class ZeroSettings(Settings):
 
 
 class DeepSpeedSettings(Settings):
-    """The DeepSpeed settings that a run may set directly. Null: the derived value."""
+    """The DeepSpeed settings that a run may set directly. Null: the value that the trainer derives."""
 
     zero_optimization: ZeroSettings | None = None
     """Bucket sizes and thresholds of ZeRO."""
@@ -118,16 +120,16 @@ _PARTITIONED = ("allgather_partitions", "allgather_bucket_size", "use_multi_rank
 
 
 def zero_stages_of(key: str) -> tuple[int, ...]:
-    """Return the ZeRO stages in which a key of the section zero_optimization has an effect."""
+    """Return the ZeRO stages in which `key`, a key of DeepSpeed's section zero_optimization, has an effect."""
     if key in _PARTITIONED:
         return (1, 2)
     return (3,) if key.startswith("stage3_") or key == "sub_group_size" else (1, 2, 3)
 
 
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
-    """Raise ValueError if a key in `raw`, a run's `deepspeed` section, may not be set there. It names the remedy.
+    """Raise ValueError if `raw`, a run's `deepspeed` section, has a key that may not be set there.
 
-    The key then has a field of its own in the trainer's config, or is refused.
+    Either the trainer's config has a field of its own for that key, or the key is refused. The message says what to do.
     """
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():
@@ -146,7 +148,10 @@ def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
 
 
 def drop_unknown_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `raw` without keys that are no longer accepted. An earlier version may have saved such keys."""
+    """Return `raw`, a saved `deepspeed` section, without the keys that are no longer accepted.
+
+    An earlier version may have saved such keys.
+    """
 
     def keep(tree: Mapping[str, Any], cls: type[Settings]) -> dict[str, Any]:
         kept = {}

@@ -1,7 +1,7 @@
 """Refuses settings that cannot have an effect because of the other settings.
 
-Invariant: no setting is accepted and then ignored. Values equal to the default are exempt, because RUN/config.yaml
-holds every field and must load.
+Invariant: no setting is accepted and then ignored. A setting with its default value is never refused, because
+RUN/config.yaml holds every field and must load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.config.fields import TrainerFields
 
 @dataclass(frozen=True, slots=True)
 class IdleSetting:
-    """A setting that has no effect with any value, because of the other settings."""
+    """A setting that has no effect, whatever its value, because of the other settings."""
 
     key: str
     """The dotted key, for example `schedule.final_factor` or `phases.1.evaluation.max_pairs`."""
@@ -30,10 +30,11 @@ class IdleSetting:
 
 
 def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> None:
-    """Raise ValueError if settings were given that have no effect. It names key, value, reason and remedy of each.
+    """Raise ValueError if settings were given that have no effect. The message names key, value, reason and remedy of
+    each.
 
-    If `held_out` is None, check what the config alone tells. Otherwise it holds the number of held-out rows in each
-    phase's data set, and only settings of held-out evaluation are checked.
+    If `held_out` is None, check what the config alone can tell. Otherwise `held_out` holds the number of held-out rows
+    in each phase's data set, and only settings of held-out evaluation are checked.
     """
     idle = find_idle_settings(config) if held_out is None else _find_idle_evaluation(config, held_out=held_out)
     faults = [
@@ -46,7 +47,7 @@ def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | Non
 
 
 def find_given_idle(config: TrainerFields) -> list[str]:
-    """Return the keys of settings that were given but have no effect."""
+    """Return the dotted keys of settings that were given a value other than the default but have no effect."""
     return [each.key for each in find_idle_settings(config) if _is_given(config, each.key)]
 
 
@@ -139,8 +140,8 @@ def _phases_with_evaluated_checkpoint(
 ) -> Iterator[bool]:
     """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
 
-    The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` is each phase's number
-    of held-out rows. A phase with 0 has no evaluation.
+    The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` holds each phase's
+    number of held-out rows (None: all phases have some). A phase with 0 has no evaluation.
     """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
@@ -197,7 +198,8 @@ _OVERRIDES = {
     "schedule.warmup_steps": ("schedule.warmup_steps", "schedule.warmup_fraction"),
     "schedule.warmup_fraction": ("schedule.warmup_steps", "schedule.warmup_fraction"),
 }
-"""Setting of the run -> settings of a phase, each of which replaces it."""
+"""Maps a setting of the run to the settings of a phase that replace it. If a phase gives any of them, the run's setting
+has no effect in this phase."""
 
 
 def _find_overridden(config: TrainerFields) -> Iterator[IdleSetting]:
@@ -207,7 +209,7 @@ def _find_overridden(config: TrainerFields) -> Iterator[IdleSetting]:
 
 
 def _all_override(config: TrainerFields, key: str) -> bool:
-    """Whether every phase replaces the run's setting `key`."""
+    """Whether every phase gives a setting of its own that replaces the run's setting `key`."""
     return bool(config.phases) and all(
         any(_get(phase, own) is not None for own in _OVERRIDES[key]) for phase in config.phases
     )
@@ -239,7 +241,7 @@ def _get(config: Settings, key: str) -> Any:
 
 
 def _is_given(config: TrainerFields, key: str) -> bool:
-    """Whether the config gives the setting a value other than the default."""
+    """Whether the config gives the setting with the dotted key `key` a value other than the default."""
     parent, _, name = key.rpartition(".")
     section: Settings = _get(config, parent) if parent else config
     default = type(section).model_fields[name].get_default(call_default_factory=True)

@@ -17,7 +17,7 @@ from trainer.config.phases import PhaseConfig
 
 
 class TrainerFields(Settings):
-    """The fields of TrainerConfig, which adds the checks that compare fields."""
+    """The fields of TrainerConfig. TrainerConfig adds the checks that compare fields."""
 
     data: str
     """Folder of the data set, or its s3:// or gs:// URL."""
@@ -25,8 +25,9 @@ class TrainerFields(Settings):
     """Run directory, or its s3:// or gs:// URL. If it holds a run, the same command continues that run."""
     resume_from: str | None = None
     """Checkpoint of another run from which to start in a new output: the path or URL of RUN/checkpoints/step-N, or of
-    RUN for the newest. Weights, moments, step and place in the data come from it. Rate, schedule, precision and the
-    like may differ. Read once: later starts use the new run's own checkpoints."""
+    RUN for its newest checkpoint. Weights, moments, step and place in the data come from there. Learning rate,
+    schedule, precision and similar settings may differ. The checkpoint is read once: later starts use the new run's own
+    checkpoints."""
     working_folder: str | None = None
     """Folder on each node's disk for the logs of a run on a store. They are uploaded with every checkpoint and at the
     end. Null: in the folder for temporary files."""
@@ -41,7 +42,7 @@ class TrainerFields(Settings):
     min_workers: Positive | None = None
     """Smallest number of workers with which a run under Ray continues while nodes are missing. Null: `workers`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda if Ray has GPUs for the workers, otherwise cpu."""
+    """auto: cuda if Ray (for launcher=processes: this machine) has GPUs for the workers, otherwise cpu."""
     launcher: Literal["ray", "processes"] = "ray"
     """ray: Ray Train. processes: the same training in spawned processes on this machine, without Ray."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
@@ -87,19 +88,19 @@ class TrainerFields(Settings):
     start_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 1800
     """Seconds to wait for Ray to start the workers; set it longer than a node takes to boot."""
     max_restarts: Count = 3
-    """Number of restarts from the last checkpoint after a worker or node is lost. A new checkpoint resets the count.
-    One more loss ends the run. Errors in the input are never retried."""
+    """Maximum number of restarts from the last checkpoint after workers or nodes are lost. A new checkpoint resets the
+    count. At the maximum, the next loss ends the run. Errors in the input are never retried."""
     resize_interval_s: Positive = 60
     """Seconds between checks whether more workers can start, if fewer than `workers` are running."""
     lease_timeout_s: Positive = 60
     """Seconds of silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: DeepSpeedSettings = DeepSpeedSettings()
-    """DeepSpeed settings that replace the derived ones. If any is given, ZeRO 1 and 2 use DeepSpeed's own, slower
-    step."""
+    """DeepSpeed settings that replace those that the trainer derives. If any is given, ZeRO 1 and 2 use DeepSpeed's
+    own, slower step."""
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
-        """The number of steps of each phase. Raises ValueError if they do not add up to max_steps.
+        """The number of steps of each phase, in order. Raises ValueError if these numbers do not add up to max_steps.
 
         Lengths given as shares are rounded so that each phase ends within half a step of its exact end.
         """

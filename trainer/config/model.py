@@ -20,7 +20,7 @@ MODEL_SHAPES: dict[ModelSize, tuple[int, int, int]] = {
     "base": (12, 12, 768),
     "large": (24, 16, 1024),
 }
-"""Published size -> (layers, attention heads, width). The feed-forward layer is four times as wide."""
+"""Maps a published model size to (layers, attention heads, width). The feed-forward layer is four times as wide."""
 
 
 class ModelConfig(Settings):
@@ -28,7 +28,7 @@ class ModelConfig(Settings):
 
     size: ModelSize = "base"
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768, large 24/16/1024.
-    With initialize_from, its model gives the defaults of size, max_positions, activation and norm."""
+    With initialize_from, the model there gives the defaults of size, max_positions, activation and norm."""
     max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
     """Number of learned positions: the longest input that the model accepts, in tokens."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"

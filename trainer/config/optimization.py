@@ -42,8 +42,8 @@ class ScheduleConfig(Settings):
     warmup_fraction: Probability = 0.01
     """Warm-up as a share of max_steps, if warmup_steps is null."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Learning rate at the end of the fall, as a share of the peak. The step after max_steps would have it, so the last
-    step still learns."""
+    """Learning rate at the end of the fall, as a share of the peak. The step after max_steps would have this rate, so
+    the last step still learns."""
     span: Literal["run", "phase"] = "run"
     """run: one schedule over all phases. phase: each phase warms up and falls over its own steps."""
 
@@ -63,7 +63,8 @@ class GuardConfig(Settings):
     """Number of steps before the first bad step whose data is skipped after a rollback, together with the data of the
     bad steps."""
     spike_factor: Annotated[float, Field(gt=1.0)] | None = None
-    """A step is a spike, and so bad, if its loss is above this many times the median of earlier losses. It is applied
-    all the same. Null: off."""
+    """A step is a spike, and so bad, if its loss is above this many times the median of earlier losses. Its update is
+    applied all the same. Null: off."""
     spike_window: Positive = 100
-    """Number of earlier losses in the median of spike_factor. No step is a spike until its phase has as many."""
+    """Number of earlier losses in the median of spike_factor. No step is a spike until this many losses of its phase
+    are known."""

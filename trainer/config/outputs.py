@@ -15,11 +15,11 @@ class CheckpointConfig(Settings):
     """The settings for when checkpoints are written and which ones are kept."""
 
     every_steps: Positive = 1000
-    """Steps between checkpoints. Another is written at the end and on SIGTERM or SIGINT."""
+    """Steps between checkpoints. One more is written at the end of the run, and on SIGTERM or SIGINT."""
     keep_last: Positive = 3
     """Number of newest checkpoints to keep."""
     keep_every_steps: Positive | None = None
-    """Keep checkpoints at multiples of this step for ever."""
+    """Keep checkpoints whose step is a multiple of this number for ever."""
     keep_best: Count = 0
     """Number of checkpoints with the lowest held-out loss to keep in each phase. Only steps that are evaluated count:
     multiples of evaluation.every_steps, the step at a tenth of the run, and the ends of phases. Losses of different
@@ -30,9 +30,10 @@ class EvaluationConfig(Settings):
     """The settings of held-out evaluation."""
 
     every_steps: Positive | None = None
-    """Steps between evaluations. Null: only at the end."""
+    """Steps between evaluations. Null: none in between. The end of each phase is always evaluated, and so is the step
+    at a tenth of the run, if the run has 100 steps or more."""
     max_pairs: Positive | None = 4096
-    """Maximum number of held-out pairs to evaluate, the first in a fixed order. Null: all."""
+    """Maximum number of held-out pairs to evaluate: the first ones in a fixed order. Null: all."""
     at_start: bool = False
     """Evaluate before the first step too, to measure the initial weights (model.initialize_from, resume_from)."""
 
@@ -46,8 +47,8 @@ class LoggingConfig(Settings):
     """Tracker that gets the metrics besides RUN's own files. tensorboard: in RUN/tensorboard. wandb: offline in
     RUN/wandb unless WANDB_MODE is set. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI is set."""
     peak_tflops: PositiveFloat | None = None
-    """Dense bf16 peak of one GPU in 10^12 operations per second. The metrics' utilization is a share of it. Null:
-    looked up by device name."""
+    """Dense bf16 peak of one GPU in 10^12 operations per second. The metric mfu (utilization) is a share of this peak.
+    Null: looked up by device name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, the epoch in which the step begins, and [epoch,
     shard, row group, row] of each pair. A step at the end of an epoch has pairs of two epochs."""

@@ -37,7 +37,8 @@ class PhaseScheduleConfig(Settings):
     warmup_fraction: Probability | None = None
     """Warm-up as a share of the phase's steps. Also replaces schedule.warmup_steps."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Learning rate at the end of the fall, as a share of the peak. The step after the phase's last would have it."""
+    """Learning rate at the end of the fall, as a share of the peak. The step after the phase's last step would have
+    this rate."""
 
 
 class PhaseEvaluationConfig(Settings):
@@ -79,13 +80,14 @@ class PhaseConfig(Settings):
         return self
 
     def batch_in(self, run: BatchConfig) -> BatchConfig:
-        """Return the run's batch settings with the phase's changes. Raises ValueError if they contradict each other."""
+        """Return `run`, the run's batch settings, with the phase's changes. Raises ValueError if the result contradicts
+        itself."""
         given = self.batch.model_dump(exclude_none=True)
         unit = dict.fromkeys(("pairs", "tokens")) if "pairs" in given or "tokens" in given else {}
         return BatchConfig.model_validate({**run.model_dump(), **unit, **given})
 
     def schedule_in(self, run: ScheduleConfig) -> ScheduleConfig:
-        """Return the run's schedule settings with the phase's changes."""
+        """Return `run`, the run's schedule settings, with the phase's changes."""
         given = self.schedule.model_dump(exclude_none=True)
         warmup = {"warmup_steps": None} if "warmup_fraction" in given else {}
         return ScheduleConfig.model_validate({**run.model_dump(), **warmup, **given})

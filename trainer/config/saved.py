@@ -1,4 +1,4 @@
-"""Reads configs that a run or a checkpoint has saved, also those of an earlier version."""
+"""Reads configs that a run or a checkpoint has saved, including those that an earlier version wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CONFIG_NAME = "config.yaml"
 
 
 def read_run_config(run: Location) -> TrainerConfig | None:
-    """Return the config in RUN/config.yaml, or None if the file is missing. Raises ConfigError if it is not valid."""
+    """Return the config in config.yaml of the run directory `run`, or None if this file is missing. Raises ConfigError
+    if the config is not valid."""
     path = locate(run, CONFIG_NAME)
     if storage.find_file(path) is None:
         return None
@@ -30,10 +31,11 @@ def read_run_config(run: Location) -> TrainerConfig | None:
 
 
 def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """Return a saved config, given as a tree of mappings, as a TrainerConfig. `origin` names it in errors.
+    """Return the TrainerConfig for `tree`, the nested mappings of a saved config. `origin` names the config in errors.
 
-    An earlier version may have saved it. So `logging.tensorboard` becomes `logging.tracker`, DeepSpeed keys that are
-    refused now are dropped, and settings without effect are kept.
+    Because an earlier version may have saved the config, `logging.tensorboard` becomes `logging.tracker`, DeepSpeed
+    keys that are refused now are dropped, and settings without effect are kept. Raises ConfigError if the config is not
+    valid.
     """
     logging = tree.get("logging")
     if isinstance(logging, Mapping) and "tensorboard" in logging:
@@ -46,8 +48,10 @@ def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
 
 
 def drop_idle_settings(tree: Mapping[str, Any], *, origin: str, keep: Collection[str] = ()) -> dict[str, Any]:
-    """Return the tree of a saved config without the settings that have no effect. Keys in `keep`, and below them,
-    stay."""
+    """Return `tree`, the nested mappings of a saved config, without the settings that have no effect.
+
+    `keep` holds dotted keys. These settings and all settings below them stay. `origin` names the config in errors.
+    """
     while True:
         config = validate_saved(tree, origin=origin)
         tree = to_tree(config)

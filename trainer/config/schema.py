@@ -1,4 +1,4 @@
-"""The trainer's config: the fields of fields.py, and the checks that compare them.
+"""The trainer's config: the fields of fields.py, with the checks that compare fields.
 
 effects.py refuses settings that have no effect.
 """

@@ -1,6 +1,6 @@
 """Find the memory of the run's GPUs before anything starts, from nvidia-smi or a Ray cluster's resources.
 
-Makes no CUDA context, which would occupy half a GB of a GPU for the whole run.
+No CUDA context is created, because it would occupy half a GB of a GPU for the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
 from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_largest_micro_batch
 
 GPU_TYPE_PREFIX = "accelerator_type:"
-"""Prefix of the name of a Ray resource; the rest of the name is the GPU type of a node."""
+"""Prefix of the Ray resource that states a node's GPU type, for example accelerator_type:H100."""
 CARD_GB = {
     "B200": 180,
     "GH200": 96,
@@ -34,14 +34,15 @@ CARD_GB = {
     "T4": 16,
     "P100": 16,
 }
-"""Maps Ray's name of a GPU to its memory in 10^9 bytes. If a GPU has several versions, the smallest counts."""
+"""Maps Ray's name of a GPU to its memory in 10^9 bytes. If a GPU is sold with different memories, the smallest is
+listed."""
 TIMEOUT_S = 20
 
 
 def find_card(config: TrainerConfig) -> Card | None:
     """Return the GPU with the least memory, of this machine or of the Ray cluster at RAY_ADDRESS.
 
-    None for a CPU run, or if the GPUs are unknown.
+    Return None if device=cpu, if there is no GPU, or if the memory of the GPUs is unknown.
     """
     if config.device == "cpu":
         return None
@@ -50,7 +51,11 @@ def find_card(config: TrainerConfig) -> Card | None:
 
 
 def find_local_card() -> Card | None:
-    """Return this machine's visible GPU with the least memory, as nvidia-smi reports it; None if that does not work."""
+    """Return this machine's GPU with the least memory, according to nvidia-smi.
+
+    If CUDA_VISIBLE_DEVICES is set, only the GPUs listed there count. Return None if no GPU counts, or if nvidia-smi
+    fails.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen == "":
         return None
@@ -66,7 +71,10 @@ def find_local_card() -> Card | None:
 
 
 def find_cluster_card(resources: Mapping[str, float]) -> Card | None:
-    """Return the GPU with the least memory in a cluster; None if there is none or a GPU type is not in CARD_GB."""
+    """Return the GPU with the least memory in a cluster that has the logical resources `resources`.
+
+    Return None if the cluster has no GPU or states no GPU type, or if one of its GPU types is not in CARD_GB.
+    """
     kinds = [name.removeprefix(GPU_TYPE_PREFIX) for name in resources if name.startswith(GPU_TYPE_PREFIX)]
     if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
         return None
@@ -89,10 +97,13 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def resolve_micro_batch(
     config: TrainerConfig, *, plan_config: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """Fill in a null `batch.greatest_slot`, the maximum tokens of a micro-batch, with what fits the smallest GPU.
+    """Fill in a null `batch.greatest_slot`, the maximum number of tokens of a micro-batch, so that a micro-batch fits
+    the smallest GPU.
 
-    If the run's data plan has begun, the value comes from `plan_config`, the config that it began with. Returns the
-    config, the smallest GPU (None if unknown), and lines for the user.
+    If the run's data plan (order of rows) has begun, `plan_config` is the config with which it began, and the value is
+    copied from there; otherwise `plan_config` is None. The value stays null if no GPU is used, if the GPU's memory is
+    unknown, or if it holds the largest micro-batch that is ever derived. `manifests` holds the manifest of each phase's
+    data set. Returns the config, the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [

@@ -1,8 +1,9 @@
-"""Plan a run before anything is started or written: steps, tokens, hours, price, disk space, machines.
+"""Print the plan of a run, without starting or writing anything: its steps, tokens, hours, price, disk space and
+machines.
 
 `python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]` makes all
-checks of a real start, but data set and GPUs may be missing (trainer/launch/planned.py). The training rate comes from
-the options, or from the steps that the run has already done.
+checks of a real start, but data set and GPUs may be missing (trainer/launch/planned.py). The training rate (tokens per
+second) comes from the options or, if the run has begun, from the steps that it has recorded.
 """
 
 from __future__ import annotations
@@ -44,16 +45,19 @@ class Options:
     price: float | None
     """Price of one worker for an hour, in any currency."""
     gpu: str | None = None
-    """GPU of each worker, by its name in PEAK_TFLOPS."""
+    """Name of each worker's GPU, a key of PEAK_TFLOPS."""
     rows: int | None = None
     """Training rows of a data set that does not exist yet."""
     tokens: int | None = None
-    """Training tokens of that data set."""
+    """Training tokens of the data set that does not exist yet."""
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
-    """Return the options of --dry-run. Raises ConfigError for a number not above 0, an unknown GPU, or conflicting
-    options."""
+    """Return the options of --dry-run among `flags`, the words of the command line that begin with --.
+
+    `program` names the command in errors. Raises ConfigError if a number is not above 0, a GPU is unknown, or two
+    options conflict.
+    """
     found: dict[str, float] = {}
     gpu: str | None = None
     for flag in flags:
@@ -82,17 +86,20 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
 
 
 def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> CheckResult:
-    """Return the results of preflight.check, or of plan_without_data if the options state the size of a missing data
-    set."""
+    """Return what preflight.check returns or, if `options` state the size of a missing data set, what plan_without_data
+    returns.
+
+    If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
+    """
     if options.rows is None or options.tokens is None:
         return check(config, fresh=fresh)
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 
 def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
-    """Yield lines for the user: steps to do, time, price, disk space, machines.
+    """Yield lines that tell the user the steps to do, time, price, disk space and machines of the run in `checked`.
 
-    Raises ConfigError if machines or disk cannot hold the run.
+    Raises ConfigError if the workers do not fit the machines, or a checkpoint does not fit the disk.
     """
     config, phases = checked.config, checked.phases
     done = steps_done(config, checkpoints=checked.checkpoints)
@@ -110,16 +117,17 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
-    """Return the expected number of tokens in the steps after step `done`."""
+    """Return the expected number of tokens that `phases` train on in the steps after step `done`."""
     return sum(
         max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
     )
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
-    """Yield lines with hours and price at the stated or measured rate; without a rate, a table of rates by GPU.
+    """Yield lines with hours and price at the rate that `options` state or the run has measured.
 
-    `tokens` and `work` (in model FLOPs) cover the steps still to do.
+    Without a rate, the lines say so and, unless device=cpu, list rates by GPU. `tokens` is the number of tokens in the
+    steps still to do, and `work` is the number of model FLOPs in these steps.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
@@ -146,13 +154,14 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
 
 
 def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
-    """Return a line with the size of the checkpoints and, unless the run goes `elsewhere`, the free disk space.
+    """Return a line with the size of the checkpoints and the free disk space.
 
-    Raises ConfigError if not even one checkpoint fits.
+    The free space is left out if the output is on an object store, or if the run is to go `elsewhere`, to another
+    machine. Raises ConfigError if the disk has too little free space for even one checkpoint.
     """
     num_bytes = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
     best = config.checkpoint.keep_best * max(1, len(config.phases))
-    kept = config.checkpoint.keep_last + best + 1  # plus the one being written
+    kept = config.checkpoint.keep_last + best + 1  # plus the checkpoint being written
     if config.checkpoint.keep_every_steps is not None:
         kept += config.max_steps // config.checkpoint.keep_every_steps
     text = f"checkpoints: {describe_bytes(num_bytes)} each, up to {kept}: {describe_bytes(num_bytes * kept)}"
@@ -170,15 +179,16 @@ def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewher
 
 
 def needs_other_machine(config: TrainerConfig, options: Options) -> bool:
-    """Whether the run needs GPUs, this machine has none, and RAY_ADDRESS names no cluster."""
+    """Whether the run needs GPUs, while this machine has none and RAY_ADDRESS names no cluster."""
     asks = config.device == "cuda" or (options.gpu is not None and config.device != "cpu")
     return asks and not torch.cuda.device_count() and not os.environ.get("RAY_ADDRESS")
 
 
 def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
-    """Return a line that says where the workers would run. Asks a running Ray cluster, but starts none.
+    """Return a line that says on which machines and devices the workers would run.
 
-    Raises ConfigError if the workers do not fit. A run `elsewhere`, on another machine, is not checked.
+    Asks the Ray cluster at RAY_ADDRESS, if that is set, but does not start Ray. Raises ConfigError if the workers do
+    not fit. If the run is to go `elsewhere`, to another machine, nothing is checked.
     """
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
@@ -205,7 +215,11 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
 
 
 def _describe_remote_cluster(config: TrainerConfig, address: str) -> str:
-    """Describe a cluster by asking its dashboard, because a process outside the cluster cannot join it."""
+    """Return a line that says whether the workers fit the cluster whose dashboard is at `address`.
+
+    The dashboard is asked, because a process outside the cluster cannot join the cluster. Raises ConfigError if the
+    workers do not fit.
+    """
     from trainer.launch import ray_dashboard, ray_train
     from trainer.launch.elastic import largest_resources
 

@@ -1,8 +1,8 @@
-"""Watch a Ray cluster: which nodes will go away, and whether there is room for more workers.
+"""Watch a Ray cluster, to learn which nodes will go away and whether there is room for more workers.
 
-By itself, Ray Train ends the workers without a checkpoint when the cluster grows, and counts nodes that will soon go
-away as room. So the driver looks at the nodes and asks the workers to end with a checkpoint. A look costs three calls
-to Ray's head node.
+By itself, Ray Train would end the workers without a checkpoint when the cluster grows, and it would count nodes that
+will soon go away as room for workers. So the driver (the process of the command) inspects the nodes itself, and asks
+the workers to write a checkpoint and end. Each inspection makes three calls to Ray's head node.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pipeline.units import count_of
 from trainer.config import TrainerConfig
 
 Resources = Mapping[str, float]
-"""Maps Ray's name of a resource to an amount."""
+"""Maps the name of a Ray resource, such as CPU or GPU, to an amount."""
 
 INGEST_CPUS = 1.0
-"""Logical CPUs left for Ray Data beside the workers. Its tasks request no CPU, but need one to run on."""
+"""Logical CPUs that the workers leave to Ray Data. Ray Data's tasks request no CPU, but need one to run on."""
 GROWS_TO = "grows_to_"
-"""Prefix of a resource of the head node: grows_to_GPU, for example, states how many GPUs the cluster may grow to."""
+"""Prefix of resources of the head node that state limits: the amount of grows_to_GPU, for example, is the number of
+GPUs to which the cluster may grow."""
 NODE_LIST_TIMEOUT_S = 90.0
 """Longest time, in seconds, until Ray notices that a node is gone: five checks of 10 s, and a margin."""
 
@@ -36,9 +37,10 @@ class Nodes:
     total: Mapping[str, Resources]
     """Maps the id of each live node to all resources of the node."""
     free: Mapping[str, Resources]
-    """Maps the id of a node to its unused resources."""
+    """Maps the id of each node to the node's unused resources."""
     leaving: Mapping[str, float]
-    """Maps the id of each node that Ray knows will go away to the seconds until then (0: unknown)."""
+    """Maps the id of each node that will go away, as far as Ray knows, to the seconds until then (0 if the time is
+    unknown)."""
 
 
 def look_at_nodes() -> Nodes:
@@ -56,7 +58,10 @@ def look_at_nodes() -> Nodes:
 
 
 def count_places(nodes: Mapping[str, Resources], *, per_worker: Resources, without: Collection[str] = ()) -> int:
-    """Return how many workers of resources `per_worker` fit on the nodes, except on the nodes in `without`."""
+    """Return how many workers fit on the nodes if each worker needs the resources `per_worker`.
+
+    `nodes` maps the id of each node to its resources. Nodes whose ids are in `without` are left out.
+    """
     return sum(
         min(int((resources.get(name, 0.0) + 1e-6) / amount) for name, amount in per_worker.items())
         for node, resources in nodes.items()
@@ -65,10 +70,11 @@ def count_places(nodes: Mapping[str, Resources], *, per_worker: Resources, witho
 
 
 def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
-    """Return the largest number of workers of resources `per_worker` that may run, from `least` to `most`.
+    """Return the largest number of workers that may run at once, between `least` and `most`.
 
-    Leaving nodes do not count. If no node is leaving, the number is `most`, because an autoscaler may add nodes.
-    Workers on CPUs leave INGEST_CPUS of the cluster for reading data.
+    Each worker needs the resources `per_worker`. If nodes are leaving, the workers must fit on the nodes that stay. If
+    none is leaving, the present nodes set no limit for workers on GPUs, because an autoscaler may add nodes. Workers on
+    CPUs must always fit the present CPUs and leave INGEST_CPUS of them for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -80,11 +86,12 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
 
 
 def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
-    """Return the number of workers to request now, from `least` to `most`: as many as fit, if at least `least` fit.
+    """Return the number of workers to request from Ray now, between `least` and `most`.
 
-    A larger request would wait: Ray Train still counts nodes that have just gone, until its start times out. If fewer
-    than `least` fit, Ray has to wait anyway, so max_group_size workers are requested. PendingPlacements asks for the
-    missing places.
+    Each worker needs the resources `per_worker`. If at least `least` workers fit on the nodes, the number is as many as
+    fit. A larger request would wait until the start times out, because Ray Train still counts nodes that have just
+    gone. If fewer than `least` workers fit, Ray has to wait for nodes anyway, so the number is max_group_size. While a
+    group has fewer workers than max_group_size, PendingPlacements asks an autoscaler for the missing places.
     """
     max_size = max_group_size(nodes, least=least, most=most, per_worker=per_worker)
     places = count_places(nodes.total, per_worker=per_worker, without=nodes.leaving)
@@ -92,10 +99,12 @@ def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resource
 
 
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
-    """Return the logical resources of the cluster at its largest: those present, or what it may grow to.
+    """Return the logical resources of the cluster at its largest, by name: the present amount or the cluster's limit,
+    whichever is larger.
 
-    `config` holds the cluster's limits if its service tells them to Ray. Ray's own autoscalers do not, so the head node
-    states the limits as resources: grows_to_GPU, grows_to_CPU.
+    `present` holds the present amounts. `config` holds the limits, if the service that runs the cluster tells them to
+    Ray. Ray's own autoscalers do not tell them, so `present` also has resources that state limits: grows_to_GPU and
+    grows_to_CPU.
     """
     most = config or {}
     largest = {name: max(present.get(name, 0.0), float(most.get(name, 0))) for name in {*present, *most}}
@@ -105,10 +114,11 @@ def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -
 
 
 class PendingPlacements:
-    """Holds requests to the autoscaler for missing places of workers: placement groups that wait for nodes.
+    """Holds requests to a cluster's autoscaler, each for the resources of one more worker.
 
-    The requests end with this driver, so that no node is started or kept for a run that is gone. A granted request
-    holds its place until it is dropped.
+    A request is a Ray placement group that waits for a node. Ray drops all requests when this driver (the process of
+    the command) ends, so that no node is started or kept for a run that is gone. A granted request reserves its
+    resources until it is dropped.
     """
 
     def __init__(self, per_worker: Resources) -> None:
@@ -116,7 +126,7 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Keep `count` requests open, and return how many of them are granted."""
+        """Make or drop requests until there are `count`, and return how many of these are granted."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -124,14 +134,16 @@ class PendingPlacements:
         return sum(bool(group.wait(timeout_seconds=0)) for group in self._groups)
 
     def drop(self) -> None:
-        """Drop all requests, and free the places of those that were granted."""
+        """Drop all requests, and free the resources that granted requests reserved."""
         self.keep(0)
 
 
 class GroupWatch:
     """Decides when a group of workers (all workers of one start) should end so that the next group runs on other nodes.
 
-    One watch serves a whole command. `pending` requests missing places from an autoscaler, if there is one.
+    One GroupWatch serves all groups of a command. Each worker needs the resources `per_worker`. `list_nodes` returns
+    the present nodes, `clock` returns seconds, and `pending` requests more places for workers from an autoscaler (None:
+    never).
     """
 
     def __init__(
@@ -152,10 +164,11 @@ class GroupWatch:
         self._grew_from = 0
 
     def reason_to_pause(self, worker_nodes: Sequence[str], *, world_size: int) -> str | None:
-        """Return why the group should end with a checkpoint, or None.
+        """Return why the group should write a checkpoint and end now, or None if it should continue.
 
-        `worker_nodes` lists the node of each worker that has started, out of `world_size`. If a restart did not get
-        more workers (another job took the room), the time until the next look for room doubles.
+        `worker_nodes` lists the node of each worker that has started. Until all `world_size` workers have started,
+        return None. If the last restart did not get more workers (another job took the room), the time until the next
+        search for room doubles.
         """
         if not worker_nodes or len(worker_nodes) < world_size:
             return None
@@ -193,7 +206,8 @@ class GroupWatch:
 
 
 def wait_for_node_list(nodes: Collection[str]) -> None:
-    """Wait until each node has answered or Ray knows that the node is gone. Then Ray's list of nodes is up to date."""
+    """Wait until each node in `nodes` has answered, or Ray knows that the node is gone. Then Ray's list of nodes is up
+    to date. Stop waiting after NODE_LIST_TIMEOUT_S seconds."""
     answer = ray.remote(num_cpus=0, max_retries=0)(_answer)
     calls = [
         answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
@@ -203,4 +217,4 @@ def wait_for_node_list(nodes: Collection[str]) -> None:
 
 
 def _answer() -> None:
-    """Do nothing: Ray can run this only on a live node."""
+    """Do nothing. If Ray has run this function on a node, the node is alive."""

@@ -1,4 +1,4 @@
-"""How a worker reports its failure, under either launcher."""
+"""Reports of failed workers, and the errors that the launchers (Ray Train and spawned processes) raise from them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ class WorkerFailure:
     message: str
     """The error's text in one line."""
     by_input: bool
-    """Whether the error is a ValueError or OSError, whose message suffices. Other errors are shown with their
+    """Whether the error is a ValueError or OSError. Such an error counts as bad input and is shown without its
     traceback."""
     traceback: str
     time: float
 
     @classmethod
     def of(cls, error: Exception, *, rank: int) -> WorkerFailure:
-        """Return the report of the exception that is being handled."""
+        """Return a report of `error`. Call this while `error` is being handled, because the report takes over the
+        traceback."""
         text = " ".join(str(error).split()) or type(error).__name__
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 
 CONTINUE_HINT = "; the same command continues from the last checkpoint"
-"""End of the message about a lost worker."""
+"""End of each message about lost workers."""
 
 
 class WorkerError(RuntimeError):
-    """A worker failed or was lost, for a reason other than bad input."""
+    """Raised if a worker failed or was lost, for a reason other than bad input."""
 
 
 class ClusterError(WorkerError):
-    """Ray itself was lost or cannot start the workers, so only a new command can start them again."""
+    """Raised if Ray itself was lost or cannot start the workers. Only a new command can then start them again."""
 
 
 def raise_first(failures: list[WorkerFailure]) -> None:
-    """Raise the first failure, if any: ConfigError for bad input, otherwise WorkerError with the traceback.
+    """Raise an error for the one of `failures` that caused the others, or do nothing if there are no failures.
 
-    The first is the cause: when one worker fails, the others fail a moment later in a collective operation. Reports of
-    bad input come first, and rank 0's before all others, because rank 0 knows what all workers reported.
+    Bad input raises ConfigError, and anything else WorkerError with the traceback. When one worker fails, the others
+    fail a moment later in a collective operation, so the earliest failure is the cause. But bad input comes before all
+    other failures, and rank 0's report of bad input before those of other ranks, because rank 0 knows what all workers
+    reported.
     """
     if not failures:
         return

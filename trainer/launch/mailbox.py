@@ -1,7 +1,7 @@
-"""The Ray actor between the driver and its workers.
+"""A Ray actor that carries messages between the driver (the process of the command) and its workers.
 
-This module imports almost nothing, so that the actor's process starts in a second. With torch and Ray Train, it would
-take six seconds of CPU time.
+This module imports almost nothing, so that the actor's process starts in a second. If it imported torch and Ray Train,
+the start would take six seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 
 
 class DriverMailbox:
-    """Carries lines of text and failures from workers to driver, and the stop request from driver to workers."""
+    """Carries lines of text and failures from the workers to the driver (the process of the command), and the stop
+    request from the driver to the workers."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -21,32 +22,32 @@ class DriverMailbox:
         self._stop = asyncio.Event()
 
     async def join(self, node: str, world_size: int) -> None:
-        """Note that a worker, one of `world_size`, has started on `node`."""
+        """Record that a worker, one of `world_size`, has started on the node with the id `node`."""
         self._worker_nodes.append(node)
         self._world_size = world_size
 
     async def group(self) -> tuple[tuple[str, ...], int]:
-        """Return the nodes of the workers that have started, and the world size (0 before the first start)."""
+        """Return the node ids of the workers that have started, and the world size (0 before the first start)."""
         return tuple(self._worker_nodes), self._world_size
 
     async def say(self, line: str) -> None:
-        """Take a line that a worker wants to show to the user."""
+        """Keep a line that a worker wants to show to the user, until next_lines returns it."""
         self._lines.append(line)
         self._has_lines.set()
 
     async def fail(self, failure: object) -> None:
-        """Take a worker's report of its failure, a WorkerFailure."""
+        """Record the failure of a worker. `failure` is a WorkerFailure."""
         self._failures.append(failure)
 
     async def next_lines(self) -> list[str]:
-        """Wait for lines and return all lines since the last call. The list is empty only after a flush."""
+        """Wait for a line, and return all lines since the last call. The list is empty only if flush ended the wait."""
         await self._has_lines.wait()
         self._has_lines.clear()
         lines, self._lines = self._lines, []
         return lines
 
     async def flush(self) -> None:
-        """Let next_lines return at once, even without lines."""
+        """Make the pending or next call of next_lines return at once, even without lines."""
         self._has_lines.set()
 
     async def failures(self) -> list[object]:
@@ -58,5 +59,5 @@ class DriverMailbox:
         self._stop.set()
 
     async def wait_for_stop(self) -> None:
-        """Wait until the workers are asked to stop."""
+        """Wait until request_stop has been called."""
         await self._stop.wait()

@@ -1,8 +1,9 @@
-"""Dry runs without the data set or without the GPUs.
+"""Plan dry runs whose data set or GPUs do not exist yet.
 
-`--rows=N --tokens=N` state the training rows and tokens of the data set, `--gpu=NAME` states the GPU of each worker.
-Invariant: a rate says whether it was measured. Two rates were measured (bench/trainer.md); the others assume the same
-share of the GPU's peak. N GPUs are assumed to be N times as fast as one.
+`--rows=N --tokens=N` state the training rows and tokens of the data set, and `--gpu=NAME` states the GPU of each
+worker. Invariant: the text beside each training rate says whether the rate was measured. Two rates were measured
+(bench/trainer.md). All others assume that training reaches the same share of the GPU's peak. N GPUs are assumed to be N
+times as fast as one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ MASKED_SHARE = 0.15
 
 
 def find_gpu(name: str, *, program: str) -> str:
-    """Return the GPU's name as PEAK_TFLOPS writes it. Raises ConfigError if the GPU is unknown."""
+    """Return the GPU's name as PEAK_TFLOPS writes it, whatever the case of `name`.
+
+    `program` names the command in errors. Raises ConfigError if the GPU is unknown.
+    """
     known = {each.upper(): each for each in PEAK_TFLOPS}
     if name.upper() not in known:
         raise ConfigError(f"{program}: --gpu={name}: unknown GPU; give one of {', '.join(PEAK_TFLOPS)}")
@@ -40,7 +44,10 @@ def find_gpu(name: str, *, program: str) -> str:
 
 
 def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
-    """Return the rate of one GPU, in 10^12 model FLOPs per second, and whether this rate was measured."""
+    """Return the training rate of one GPU in 10^12 model FLOPs per second, and whether this rate was measured.
+
+    `gpu` is a key of PEAK_TFLOPS, and `size` is the model's size, such as base.
+    """
     measured = MEASURED_TFLOPS.get((gpu, size))
     if measured is not None:
         return measured, True
@@ -49,14 +56,14 @@ def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
 
 
 def describe_origin(gpu: str, *, size: str) -> str:
-    """Return a phrase that says whether the rate was measured or assumed."""
+    """Return a phrase that says whether the rate that tflops_of returns was measured or is assumed."""
     if tflops_of(gpu, size=size)[1]:
         return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
     return f"not measured for BERT {size} on {gpu}: assumes the same share of peak as an H200"
 
 
 def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
-    """Return the model FLOPs of all steps after step `done`."""
+    """Return the number of model FLOPs in all steps of `phases` after step `done`."""
     total = 0.0
     for each in phases:
         steps = max(0, each.phase.last_step - max(done, each.phase.first_step))
@@ -75,9 +82,10 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 
 
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
-    """Yield a table: for each of SHOWN_GPUS, the tokens/s of one GPU and the hours of the run on config.workers GPUs.
+    """Yield the lines of a table with one row for each of SHOWN_GPUS: the tokens/s of one such GPU, and the hours that
+    the run takes on config.workers of them.
 
-    `work` (in model FLOPs) and `tokens` cover the steps still to do.
+    `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in these steps.
     """
     size, gpus = config.model.size, count_of(config.workers, "GPU")
     yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"
@@ -92,9 +100,12 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> CheckResult:
-    """Return the results of preflight.check with assumed data sets, of this size, in place of missing ones.
+    """Plan a run of which at least one data set is missing. Return the same kind of result as preflight.check, from
+    fewer checks.
 
-    Raises ValueError if no plan fits.
+    Each missing data set is assumed to have `rows` training rows with `tokens` tokens in total. `gpu` names the GPU
+    whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that already holds a run
+    is refused. Raises ValueError if no data set is missing, or if no plan fits.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -120,9 +131,9 @@ def plan_without_data(
 
 
 def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
-    """Return the manifest of an assumed data set whose rows have almost equal length.
+    """Return the manifest of an assumed data set: `rows` rows of almost equal length with `tokens` tokens in total.
 
-    Raises ConfigError if rows of this length cannot exist.
+    Raises ConfigError if the rows would be shorter than any pair of texts, or have more than `longest` tokens.
     """
     if not 5 * rows <= tokens <= longest * rows:
         raise ConfigError(

@@ -1,6 +1,7 @@
-"""Checks before anything starts: the command line, its paths, the data set, the plan.
+"""Check the command line, its paths, the data set and the plan (the order of the data) before anything starts.
 
-Invariant: a refused run has written nothing; a run that passes the checks fails only if something changes later.
+Invariant: if a run is refused, nothing has been written. If a run passes the checks, it fails only if something changes
+afterwards.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initializ
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
-    """Return the config that a command line asks for, with absolute paths. Raises ConfigError.
+    """Return the config that a command line asks for, with absolute paths. Raises ConfigError if the config is not
+    valid.
 
-    Settings without effect in a run's own config.yaml (earlier versions wrote them) are dropped. Without --config, read
-    the repository's sample, whose paths are relative to the repository. All other relative paths are relative to the
-    current directory.
+    Without --config, the sample config in `repository` is read, and the paths in this file are relative to
+    `repository`. All other relative paths are relative to the current directory. If the file is the config.yaml of a
+    run, settings without effect are dropped, because earlier versions wrote such settings.
     """
     file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
     overridden = {override.partition("=")[0] for override in arguments.overrides}
@@ -66,14 +68,15 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The results of `check`."""
+    """What `check` found out about a run."""
 
     lines: tuple[str, ...]
-    """Lines for the user: data set, batch, settings changed since the run began."""
+    """Lines that tell the user the data set, the batch, warnings, and the settings changed since the run began."""
     done: bool
     """Whether there is nothing to launch: all steps are done and evaluated, and the last checkpoint verifies."""
     config: TrainerConfig
-    """The config, completed by the values that are fixed when a run begins: resume_from, batch.greatest_slot."""
+    """The config, with the values filled in that are fixed when a run begins, such as resume_from and
+    batch.greatest_slot."""
     phases: tuple[OpenPhase, ...]
     """The phases of `config`, with their verified data sets."""
     checkpoints: Checkpoints
@@ -81,7 +84,7 @@ class CheckResult:
 
 
 def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
-    """Check that data set, model, plan and run directory fit together, and return the results; writes nothing.
+    """Check that data set, model, plan and run directory fit together. Return what was found, and write nothing.
 
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
@@ -124,7 +127,8 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
 
 
 def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> None:
-    """Raise ConfigError if there are more workers than lanes, the equal parts of a phase's rows that workers share."""
+    """Raise ConfigError if there are more workers than lanes. Lanes are the equal parts of a phase's rows that workers
+    share."""
     for each in phases:
         if config.workers > each.plan.lanes:
             key = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
@@ -135,7 +139,7 @@ def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -
 
 
 def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Return lines that describe the data set and the batch of each phase."""
+    """Return lines that tell the user the data set and the batch of each phase."""
     lines: list[str] = []
     for each in phases:
         lines += [each.describe_place(len(phases))] if config.phases else []
@@ -144,10 +148,12 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Fill in the model's size, positions, activation and norm if the config does not state them; return the config.
+    """Return the config with the model's size, positions, activation and norm filled in, if model.initialize_from is
+    set.
 
-    The values come from model.initialize_from or, if the run has begun, from `saved`, its own config, because the
-    folder may be gone.
+    Values that the config does not state are those of the model in the folder model.initialize_from. If the run has
+    begun, this folder may be gone, so the values come from `saved`, the config that the run stored (None: it has not
+    begun).
     """
     folder = config.model.initialize_from
     if folder is None:
@@ -160,7 +166,8 @@ def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the config of the run that a branch starts from; None if the branch has another plan of the data."""
+    """Return the config of the run that the branch `config` starts from, if the branch continues that run's plan of the
+    data. Return None if the branch has another plan."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
         phases = resolve_phases(with_largest_micro_batch(config, source.batch.greatest_slot))
@@ -173,9 +180,10 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Check that no held-out document of a branch was trained on, by the branch or by the run that it starts from.
+    """Check that no held-out document of the branch `config` was trained on, by the branch or by the run that it starts
+    from.
 
-    Raises ConfigError if one was. Returns warnings.
+    Returns warnings about what cannot be checked. Raises ConfigError if a held-out document was trained on.
     """
     verified = {each.phase.config.data for each in phases}
     trained, lost = read_trained(config, phases=phases)
@@ -197,9 +205,10 @@ def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]
 
 
 def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
-    """Raise ConfigError if the rows are longer than the model's positions, or model.initialize_from does not fit.
+    """Raise ValueError if the data set's rows have more tokens than the model has positions, or if the model in the
+    folder model.initialize_from does not fit the config and the data set's vocabulary.
 
-    A run that has `begun` has checkpoints. It no longer reads the folder model.initialize_from, which may be gone.
+    If `begun`, the run has checkpoints and no longer reads this folder. Then the folder may be gone and is not checked.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
@@ -213,10 +222,10 @@ def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> No
 
 
 def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints) -> int | None:
-    """Return the step of the newest readable checkpoint, or None.
+    """Check that the newest readable checkpoint fits the run. Return its step, or None if no checkpoint is readable.
 
-    Reads manifest and state only; the workers verify every other byte when they resume. Raises ValueError if the
-    checkpoint's phases, data or plans differ from the run's.
+    Only the checkpoint's manifest and state are read. The workers verify all other files when they resume. Raises
+    ValueError if the checkpoint has other phases, data or plans than `phases`.
     """
     for folder in checkpoints.newest_first():
         try:
@@ -245,7 +254,7 @@ def _get(config: TrainerConfig, key: str) -> str | None:
 
 
 def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
-    """Return a copy of `node` (settings, or a tuple of settings) with `value` at the path `parts`."""
+    """Return a copy of `node` (settings, or a tuple of settings) in which the field at the path `parts` is `value`."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]

@@ -1,6 +1,7 @@
 """Run the workers as spawned processes of this machine, connected by torch.distributed over 127.0.0.1.
 
-Every child process ends when its parent ends, for whatever reason. run_in_processes ends every child before it returns.
+Every child process ends when its parent ends, even if the parent is killed. run_in_processes ends every child before it
+returns.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
 POLL_S = 0.2
 """Longest delay, in seconds, until a signal to this process reaches the workers."""
 LOSS_WAIT_S = 1.0
-"""Seconds to wait after a failure: another worker may have been lost earlier, and its end may not be seen yet."""
+"""Seconds to wait after a worker reports a failure. Perhaps the cause is another worker that was lost, and this process
+has not noticed that loss yet."""
 GRACE_S = 5.0
-"""Seconds that children get to end by themselves when the run fails."""
+"""Seconds that child processes get to end by themselves before they are killed."""
 
 
 def resolve_device(config: TrainerConfig) -> TrainerConfig:
-    """Return the config with `device: auto` resolved. Raises ConfigError if this machine lacks the GPUs or the
-    precision."""
+    """Return the config with `device: auto` replaced by cuda if this machine has GPUs, otherwise by cpu.
+
+    Raises ConfigError if this machine has fewer GPUs than workers, or if its CPU does not support the precision.
+    """
     count = torch.cuda.device_count()
     device = config.device
     if device == "auto":
@@ -61,16 +65,18 @@ def run_in_processes(
 ) -> Outcome:
     """Run all workers to the end and return their outcome.
 
-    Each worker enters the picklable context manager `watch(link, place)`, which may replace the worker's link (its
-    connection to this process). Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
+    `say` shows a line to the user, and `lease_token` belongs to the job's lease (sole right to write) on the run
+    directory. If `watch` is given, each worker runs inside the context manager `watch(link, place)`, and uses the link
+    that it yields in place of `link`, the worker's connection to this process. `watch` must be picklable. Raises
+    ConfigError for bad input, and WorkerError for any other failure. The message names the worker.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
-        # Children inherit this mask and keep it until they can handle signals. The resource tracker must run before,
-        # because starting it with the first child would undo the mask.
+        # Children inherit the signal mask set here and keep it until they can handle signals. The resource tracker must
+        # run before, because starting it with the first child would undo the mask.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for rank in range(config.workers):
@@ -101,7 +107,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
         if stop and not stop_sent:
             stop_sent = True
             for child in children:
-                child.terminate()  # SIGTERM: a worker takes it as the request to stop
+                child.terminate()  # sends SIGTERM, by which a worker is asked to stop
         for ready in connection.wait(list(open_links), timeout=POLL_S):
             assert isinstance(ready, Connection)
             message = _receive(ready)
@@ -116,7 +122,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
                 outcomes[links[ready]] = message
         if unfinished := gone - outcomes.keys():
             raise_first([failure for failure in failures if failure.by_input])
-            # The other workers report that a lost one does not answer, perhaps before its end is seen here.
+            # If a worker is lost, other workers report that it does not answer, perhaps before its pipe closes here.
             if lost := unfinished - {failure.rank for failure in failures}:
                 raise _describe_loss(children[min(lost)], rank=min(lost))
             deadline = min(deadline, time.monotonic() + LOSS_WAIT_S)
@@ -153,7 +159,7 @@ def _end(children: list[BaseProcess]) -> None:
 
 
 class _PipeLink:
-    """A worker's connection to its parent through a pipe; a stop signal to this process is the request to stop."""
+    """A worker's connection to its parent through a pipe. The parent sends a stop signal to ask the worker to stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

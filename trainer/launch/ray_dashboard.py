@@ -1,6 +1,6 @@
 """Ask a Ray cluster's dashboard over HTTP, without joining the cluster.
 
-RAY_ADDRESS is the same address as for `ray job submit`.
+In this module RAY_ADDRESS is the dashboard's URL, the same as for `ray job submit`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 MOST_NODES = 10_000
-"""Largest number of nodes that the dashboard lists."""
+"""Maximum number of nodes that the dashboard lists."""
 TIMEOUT_S = 20
 
 
@@ -21,15 +21,16 @@ def has_token() -> bool:
 
 
 def send_token() -> None:
-    """Make Ray's client send the configured token, which the client does not do by itself."""
+    """Make Ray's client send the configured token with its requests, which the client does not do by itself."""
     if "RAY_AUTH_MODE" not in os.environ and has_token():
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
 def list_resources(address: str) -> dict[str, float]:
-    """Return the logical resources of all live nodes, summed by name.
+    """Return the logical resources of the cluster whose dashboard is at `address`: each resource's name, mapped to its
+    sum over all live nodes.
 
-    Raises ConnectionError with the reason if the dashboard does not list them.
+    Raises ConnectionError with the reason if the dashboard does not list the nodes.
     """
     send_token()
     from ray.util.state import list_nodes

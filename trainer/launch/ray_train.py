@@ -1,8 +1,8 @@
 """Run the workers under Ray Train, on the cluster at RAY_ADDRESS (set in a submitted job) or on a local Ray.
 
-Before anything starts, it checks that the logical CPUs and GPUs suffice for the workers and for reading data, because
-Ray would wait for them silently. A group of workers (all workers of one start) ends with a checkpoint if a node will go
-away or there is room for more workers (trainer/launch/elastic.py). Then trainer/launch/restarts.py starts the next.
+Before it starts anything, this module checks that the logical CPUs and GPUs suffice for the workers and for reading
+data, because Ray would wait for them silently. A group of workers (all workers of one start) ends with a checkpoint if
+a node will go away or there is room for more workers (elastic.py). Then restarts.py starts the next group.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ RAY_FOLDER = ".ray"
 """Folder in the run directory for Ray Train's own files."""
 START_ATTEMPTS = 3
 WAITING_LINE_S = 60.0
-"""Seconds without a line from the workers before the user is told what Ray waits for."""
+"""Seconds without a line from the workers after which the user is told what Ray waits for."""
 POLL_S = 0.2
 """Longest delay, in seconds, until a signal to the driver is passed on to the workers."""
 NODE_CHECK_S = 1.0
-"""Seconds between looks at the nodes of the workers."""
+"""Seconds between checks of the nodes on which the workers run."""
 NEVER_S = 1e9
 RAY_DEFAULTS = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
@@ -54,15 +54,15 @@ RAY_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Defaults for Ray's environment variables: little output, ended workers noticed quickly, and no preemption watcher of
-Ray's own beside GroupWatch."""
+"""Values of environment variables that the user did not set. Ray then prints little, notices ended workers quickly, and
+leaves preemption to GroupWatch."""
 
 
 @contextmanager
 def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
-    """Connect to Ray, and yield the config with `device: auto` resolved; disconnect at the end.
+    """Connect to Ray in the `with` block, and yield the config with `device: auto` resolved to cuda or cpu.
 
-    Raises ConfigError if Ray cannot hold the run; it states what is needed, what is available and what to change.
+    Raises ConfigError if Ray cannot hold the run. The message names what is needed and available, and what to change.
     """
     cluster = bool(os.environ.get("RAY_ADDRESS"))
     if cluster:
@@ -91,7 +91,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
 
 def join_cluster(config: TrainerConfig) -> None:
-    """Connect to the cluster at RAY_ADDRESS, once per process. Raises ClusterError with Ray's reason.
+    """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
 
     A driver cannot connect again, because Ray deletes a job's working directory when the job's driver disconnects.
     """
@@ -107,7 +107,7 @@ def _set_ray_defaults(config: TrainerConfig) -> None:
 
 
 def connect(*, attempts: int, **arguments: Any) -> None:
-    """Call ray.init up to `attempts` times. Raises ClusterError with Ray's reason.
+    """Call ray.init with `arguments`, up to `attempts` times. Raises ClusterError with Ray's reason if all fail.
 
     Ray gives its processes 30 s to start, which is too short on a busy machine.
     """
@@ -135,8 +135,9 @@ def object_store_bytes(config: TrainerConfig) -> int:
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
     """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources` are the cluster's logical resources at its largest. With min_workers, only that many workers must fit.
-    Raises ConfigError if they never fit, because Ray would wait silently.
+    `resources` are Ray's logical resources at its largest. `cluster` (whether Ray is a cluster or on this machine) is
+    only for errors. With min_workers, only that many workers must fit. Raises ConfigError if they will never fit,
+    because Ray would wait for room silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -167,8 +168,8 @@ def run_on_ray(
 ) -> Outcome:
     """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
-    `watch`, shared by the groups of a command, may end a group early, without a request to stop.
-    Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
+    `watch`, which all groups of a command share, may end a group early, although nobody asked the run to stop. Raises
+    ConfigError for bad input, and WorkerError for any other failure. The message names the worker.
     """
     watch = watch or GroupWatch(config, per_worker=resources_of(config))
     system, folder = (None, config.output)
@@ -185,7 +186,7 @@ def run_on_ray(
                 scaling_config=scaling_config(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
-                # Ray must not handle failures: it would also retry bad input, and wait forever. restarts.py does it.
+                # restarts.py handles failures. Ray must not, because it would also retry bad input, and wait forever.
                 run_config=RunConfig(
                     name=RAY_FOLDER,
                     storage_path=folder,
@@ -219,8 +220,8 @@ def run_on_ray(
 def start_ray_data_actors_here() -> None:
     """Start Ray Data's two long-lived actors on the driver's node.
 
-    Otherwise the first reader would start them on its own node, a GPU node. Because they outlive the job, that node
-    would never count as idle and never be removed.
+    Otherwise the first worker that reads data would start the actors on its own node, a GPU node. Because the actors
+    outlive the job, that node would never count as idle and never be removed.
     """
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.data._internal.stats import get_or_create_stats_actor
@@ -230,14 +231,14 @@ def start_ray_data_actors_here() -> None:
 
 
 def resources_of(config: TrainerConfig) -> dict[str, float]:
-    """Return the logical resources that one worker requests."""
+    """Return the logical resources that one worker requests: one GPU, or cpus_per_worker CPUs."""
     return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
 
 
 def scaling_config(config: TrainerConfig) -> ScalingConfig:
-    """Return Ray's settings for the workers to request now.
+    """Return Ray's settings for the number and resources of the workers to request now.
 
-    They switch off Ray's own resizing, which writes no checkpoint; GroupWatch resizes instead.
+    Ray's own resizing is switched off, because it writes no checkpoint; GroupWatch resizes instead.
     """
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
@@ -258,8 +259,8 @@ def serve_workers(
 ) -> tuple[str, ...]:
     """Serve the workers until `fit` ends: show their lines, pass on a request to stop, and say what Ray waits for.
 
-    Ends the group early if `watch` gives a reason. Returns the nodes of the workers that started. Raises ClusterError
-    if no worker starts within start_timeout_s (for a fixed number of workers, Ray's own limit comes first).
+    Ends the group early if `watch` gives a reason. Returns the node id of each worker that started. Raises ClusterError
+    if no worker starts in start_timeout_s (if the number of workers is fixed, Ray itself raises an error before that).
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()
@@ -300,7 +301,7 @@ def serve_workers(
 
 
 def raise_lost(error: Exception) -> None:
-    """Raise a WorkerError that names the lost workers if the group ended because processes or nodes were lost."""
+    """Raise a WorkerError that names the lost workers if Ray reports losses in `error`. Otherwise do nothing."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -312,7 +313,7 @@ def raise_lost(error: Exception) -> None:
 
 @contextmanager
 def raise_cluster_error_if_lost() -> Iterator[None]:
-    """Raise a ClusterError in place of any RayError in the block: Ray itself, or the driver's node, was lost."""
+    """Raise a ClusterError in place of any RayError in the `with` block: Ray or the driver's node was then lost."""
     try:
         yield
     except RayError as error:
@@ -321,7 +322,7 @@ def raise_cluster_error_if_lost() -> Iterator[None]:
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
-    """Return a line that says what Ray waits for while no worker has reported."""
+    """Return a line with what Ray waits for before it starts workers. `free` maps a resource to its unused amount."""
     ((resource, amount),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
     needed = f"{number} workers of {amount:g} {resource} each"
@@ -329,7 +330,7 @@ def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
 
 
 class _FitThread(threading.Thread):
-    """Runs TorchTrainer.fit() in a thread, while the main thread handles signals and lines.
+    """Runs TorchTrainer.fit() in a thread, while the main thread handles signals and shows the workers' lines.
 
     In the main thread, Ray would handle SIGINT itself and abort the workers in the middle of a step.
     """
@@ -350,7 +351,7 @@ class _FitThread(threading.Thread):
 class _MailboxLink:
     """A worker's connection to the driver through the DriverMailbox.
 
-    A thread waits for the request to stop, so that stop_requested costs nothing.
+    A thread waits for the request to stop, so that stop_requested need not call the actor.
     """
 
     def __init__(self, mailbox: Any) -> None:
@@ -393,7 +394,7 @@ def _train(task: Mapping[str, Any]) -> Outcome:
 
 
 def cluster_resources() -> dict[str, float]:
-    """Return the logical resources of the cluster at its largest. Call this only while connected to Ray."""
+    """Return the logical resources of the cluster at its largest, by name. Call this only while connected to Ray."""
     return elastic.largest_resources(
         ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
     )

@@ -56,15 +56,17 @@ function of step and config, so it follows a new max_steps from the resumed step
 """
 
 MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
-"""Settings of a phase that may change after the phase has begun; before that, all of them may. A new length must fit
-the position in the data that the newest checkpoint holds."""
+"""Settings of a phase that may change after the phase has begun. Before that, all settings of the phase may change. A
+phase's new length must fit the position in the data that the newest checkpoint holds."""
 
 
 def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, checkpoints: Checkpoints) -> list[str]:
-    """Check that the output can be written and belongs to this run; writes nothing.
+    """Check that the output can be written and belongs to this run; write nothing.
 
-    `saved` is the config.yaml in the output, and `checkpoints` lists the checkpoints there. Returns lines that list the
-    settings changed since the run began. Raises ConfigError.
+    `saved` is the config in the output's config.yaml (None: no such file), and `checkpoints` lists the checkpoints
+    there. Returns lines that tell the user which settings changed since the run began. Raises ConfigError if the output
+    cannot be written, holds something else than a run, or holds a run with other values of settings that must not
+    change.
     """
     folder = locate(config.output)
     if isinstance(folder, Path):
@@ -103,7 +105,11 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
 
 
 def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Checkpoints) -> list[str]:
-    """Return one line if a new max_steps changes the learning rate at the step where the run continues, else none."""
+    """Return a list with one line if a new max_steps changes the learning rate at the step where the run continues;
+    otherwise return an empty list.
+
+    `before` is the config that the run stored, and `now` is the config that continues the run.
+    """
     done = checkpoints.newest_step
     if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
         return []
@@ -128,13 +134,17 @@ def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
 
 
 def phases_begun(config: TrainerConfig, *, done: int) -> int:
-    """Return how many phases a run has begun after `done` steps, at least 1."""
+    """Return the number of phases that a run has begun once `done` steps are done. The first phase always counts as
+    begun."""
     ends = accumulate(config.phase_steps)
     return 1 + sum(end < done for end in ends)
 
 
 def may_change(key: str, *, phases_begun: int) -> bool:
-    """Whether a run may continue with another value of `key`, such as `batch.pairs` or `phases.1.batch.pairs`."""
+    """Whether a run may continue with another value of `key`, such as `batch.pairs` or `phases.1.batch.pairs`.
+
+    `phases_begun` is the number of phases that the run has begun.
+    """
     parts = key.split(".")
     if parts[0] == "phases":
         return int(parts[1]) >= phases_begun or parts[2] in MAY_CHANGE_IN_A_PHASE
@@ -142,7 +152,7 @@ def may_change(key: str, *, phases_begun: int) -> bool:
 
 
 def is_run_config(file: str | Path) -> bool:
-    """Whether a file is the config.yaml in a run directory, beside a folder of checkpoints."""
+    """Whether `file` is the config.yaml of a run directory, so that a folder of checkpoints is beside it."""
     path = Path(file)
     return path.name == CONFIG_NAME and Path(checkpoints_folder(path.absolute().parent)).is_dir()
 
@@ -168,7 +178,7 @@ def write_config(config: TrainerConfig) -> Location:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether a file of this name may be left by a command that was killed while it started."""
+    """Whether a command that was killed while it started may have left a file with this name."""
     return name == LEASE_FOLDER or replaced_by(name) == CONFIG_NAME
 
 

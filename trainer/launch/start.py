@@ -18,7 +18,11 @@ from trainer.train import Outcome
 
 
 def train(checked: CheckResult, *, stop: StopRequest, say: Say) -> int:
-    """Launch the checked run and report its results; return the exit status: 0, or 128 + n if signal n stopped it."""
+    """Train the run that passed the checks, and show its results. Return the exit status: 0, or 128 + n if signal n
+    stopped it.
+
+    If all steps are done already, only the results are shown. `say` shows a line to the user.
+    """
     config, checkpoints = checked.config, checked.checkpoints
     for line in checked.lines:
         say(line)
@@ -35,8 +39,8 @@ def train(checked: CheckResult, *, stop: StopRequest, say: Say) -> int:
 def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest, say: Say) -> Outcome:
     """Run the workers under the configured launcher, and return their outcome.
 
-    Makes the run directory only when it is known that the machine can hold the workers. `checkpoints` lists the run's
-    checkpoints. Raises LeaseError if another job trains in the run directory.
+    The run directory is made only once it is known that the machine or cluster can hold the workers. `checkpoints`
+    lists the checkpoints that the run already has. Raises LeaseError if another job trains in the run directory.
     """
     lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
     if config.launcher == "processes":
@@ -60,7 +64,7 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
 def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, done_before: bool) -> None:
     """Draw the loss curve, and say where the run's files are.
 
-    If the run was `done_before` this command, also show its last evaluation.
+    If `done_before`, all steps were done before this command, so the last evaluation is shown again.
     """
     files = RunFiles(config.output, working_folder=config.working_folder)
     files.fetch_logs([METRICS_NAME, EVALUATIONS_NAME])

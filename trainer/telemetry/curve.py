@@ -16,7 +16,7 @@ from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinn
 
 CURVE_NAME = "curve.png"
 MAX_RECORDS = 20_000
-"""Most steps to read. Of a longer run, only every n-th step is read."""
+"""Maximum number of steps to read. Of a longer run, only every n-th step is read."""
 MAX_POINTS = 1000
 SMOOTHING_SHARE = 0.02
 """Each point of the smooth line is a mean over this share of the steps."""
@@ -69,7 +69,10 @@ def draw_curve(run_directory: Path) -> Path:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """Return the centred running mean over SMOOTHING_SHARE of the values (fewer at both ends), ignoring NaN."""
+    """Return the centred running mean of `values`, ignoring NaN.
+
+    Each mean is over the share SMOOTHING_SHARE of all values, and over fewer values at both ends.
+    """
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
@@ -81,7 +84,10 @@ def smooth(values: FloatArray) -> FloatArray:
 
 
 def average_down(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the curve reduced to at most MAX_POINTS points, each the mean of an equally long range of steps."""
+    """Return the curve's `steps` and `values`, in this order, reduced to at most MAX_POINTS points.
+
+    Each point is the mean over a range of steps, and all ranges are equally long.
+    """
     if steps.size <= MAX_POINTS:
         return steps, values
     bounds = np.linspace(0, steps.size, MAX_POINTS + 1).astype(np.int64)[:-1]

@@ -14,7 +14,7 @@ _SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """The held-out losses on one source of the data set, in nats, as means over its masked tokens."""
+    """The held-out losses on one source (a corpus in the data set), in nats: means over the source's masked tokens."""
 
     name: str
     pairs: int
@@ -49,12 +49,13 @@ class Evaluation:
     """Cross-entropy of the same masked tokens given their neighbours (trainer/train/bigram.py); None in older records.
     """
     shortcut_accuracy: float | None = None
-    """How often the best rule that does not read tells the next-sentence label, over all rows of the data set (see
-    pipeline/instances/shortcuts.py). None if the data set has no labels, and in older records and data sets."""
+    """Share of pairs whose next-sentence label the best shortcut (a rule that does not read the text) tells, over all
+    rows of the data set (see pipeline/instances/shortcuts.py). None if the data set has no labels, and in older records
+    and data sets."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Read a record that the method `record` returned."""
+        """Return the Evaluation whose numbers `record` holds, in the form that the method `record()` gives them."""
         sources = tuple(
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
@@ -64,10 +65,10 @@ class Evaluation:
         return cls(**{k: value for k, value in record.items() if "/" not in k}, sources=sources, unseen=unseen)
 
     def record(self) -> dict[str, float | int | str | None]:
-        """Return all numbers by name.
+        """Return all numbers by name, as a flat dictionary that JSON can hold.
 
-        A source's numbers are named `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and `pairs/NAME`. An unseen
-        source has only the last two, both 0.
+        A source's numbers are named `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and `pairs/NAME`. A source in
+        `unseen` has only `masked/NAME` and `pairs/NAME`, both 0.
         """
         lists = ("sources", "unseen")
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}

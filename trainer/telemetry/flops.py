@@ -28,8 +28,8 @@ PEAK_TFLOPS = {
     "A10": 125.0,
     "RTX 4090": 165.0,
 }
-"""Maps a GPU model to its peak rate of dense bf16 products with fp32 sums, in 10^12 FLOPs a second, as published by the
-makers."""
+"""Maps a GPU model to its peak rate of dense bf16 products with fp32 sums, in 10^12 FLOPs a second, as its maker
+publishes it."""
 _NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
 """Words in a GPU's name that do not belong to the model: maker and memory."""
 
@@ -37,16 +37,20 @@ _NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
 def count_flops(
     model: ModelConfig, *, vocabulary_size: int, num_tokens: int, num_squared: int, num_masked: int
 ) -> float:
-    """Return the model FLOPs of forward and backward. `num_squared` is the sum of the squared sequence lengths."""
+    """Return the model FLOPs of forward and backward over `num_tokens` tokens with `num_masked` masked positions.
+
+    `num_squared` is the sum of the squared sequence lengths.
+    """
     layers, width = model.num_layers, model.width
     encoder = 72 * layers * width**2 * num_tokens + 12 * layers * width * num_squared
     return float(encoder + 6 * (width * vocabulary_size + width**2) * num_masked)
 
 
 def find_peak(device_name: str) -> float | None:
-    """Return the PEAK_TFLOPS of a device, or None if its model is not listed.
+    """Return the peak rate in PEAK_TFLOPS of the device with this name, or None if its model is not listed.
 
-    A name with one more word stands for another model (or a part of a device).
+    Apart from maker and memory, every word of the name must match, because one more word means another model (or a part
+    of a device).
     """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

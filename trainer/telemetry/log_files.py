@@ -1,9 +1,9 @@
 """A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
 
 An object store cannot append to a file. So each rank writes its logs to its node's disk and sends them before a
-checkpoint is committed. The stored logs then hold at least the checkpoint's steps, and a resume on any host removes
-later ones. A log that has grown is sent whole: metrics.jsonl has 0.5 KB a step (a million steps: half a gigabyte, an
-eighth of a checkpoint of BERT-Large).
+checkpoint is committed. The stored logs then hold at least the checkpoint's steps, and a resume on any host removes the
+records of later steps. A log that has grown is sent whole: metrics.jsonl has 0.5 KB a step (a million steps: half a
+gigabyte, an eighth of a checkpoint of BERT-Large).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _OF_A_RANK = re.compile(r"rows-(\d+)\.jsonl")
 class RunFiles:
     """The log files that one rank writes: rows-RANK.jsonl, and on rank 0 all other logs.
 
-    For a `run` on an object store, they are in a local folder below `working_folder` (None: below the folder for
-    temporary files). Sending them needs the run's lease (its lock), held with `lease_token`.
+    If `run`, the run directory, is on an object store, the files are in a local folder below `working_folder` (None:
+    below the folder for temporary files). To send files there, the job must hold the run's lease (sole right to write)
+    with `lease_token`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class RunFiles:
         self._private = Path(tempfile.gettempdir()) / f"cloze-{os.getuid()}" if working_folder is None else None
         below = self._private or Path(str(working_folder))
         self.folder = self.run if isinstance(self.run, Path) else below / _name_of(self.run)
-        """The local folder to write to."""
+        """The folder on this node to which logs are written: the run directory, or the local folder."""
         self._rank, self._world_size, self._lease_token = rank, world_size, lease_token
         self._sent: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
@@ -60,7 +61,11 @@ class RunFiles:
         return self.folder != self.run
 
     def fetch_logs(self, names: Iterable[str] | None = None) -> None:
-        """Make the rank's local logs (or `names`) equal to the logs on the store, if any. Raises StorageError."""
+        """Make the rank's local logs (or the files in `names`) equal to those on the object store.
+
+        A local log that the store lacks is deleted. If the run is on a disk, nothing is done. Raises StorageError if
+        the store cannot be read.
+        """
         if isinstance(self.run, Path):
             return
         self._make_folder()
@@ -77,7 +82,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the folder. Raises ConfigError if another user owns its parent in the folder for temporary files."""
+        """Make the local folder. Raises ConfigError if its parent in the folder for temporary files belongs to another
+        user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -85,7 +91,10 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _fetch_tracker_files(self, stored: set[str]) -> None:
-        """Fetch MLflow's files, which MLflow continues. The other trackers write new files at each start."""
+        """Fetch MLflow's files, because MLflow continues them. The other trackers write new files at each start.
+
+        `stored` holds the names of the files in the run directory on the store, without those in its subfolders.
+        """
         shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
         (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
         below = [f"{MLFLOW_FOLDER}/{file.name}" for file in storage.list_files(storage.join(self.run, MLFLOW_FOLDER))]
@@ -96,7 +105,8 @@ class RunFiles:
     def make_durable(self) -> None:
         """Make the rank's logs durable before a checkpoint: sync them to disk, or send the changed ones to the store.
 
-        Raises OSError (on a store StorageError) on failure, LeaseError if another job trains in the run on the store.
+        Raises OSError (StorageError for a store) if that fails, and LeaseError if another job trains in the run on the
+        store.
         """
         if isinstance(self.run, Path):
             for path in self._own_logs():
@@ -112,7 +122,8 @@ class RunFiles:
                     self._send_if_changed(path, partial(_write, content))
 
     def make_file_durable(self, name: str) -> str:
-        """Send one more file to the store, if the run is on one; return the file's place in the run directory."""
+        """Send the file `name` to the store if the run is on one. Return the path or URL of the file in the run
+        directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))
@@ -144,7 +155,7 @@ def _write(content: bytes, url: str) -> None:
 
 
 def _name_of(run: str) -> str:
-    """Return the name of the local folder for a run on a store."""
+    """Return the name of the local folder for a run whose URL on a store is `run`."""
     return f"{storage.base_name(run)}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 

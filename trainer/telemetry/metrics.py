@@ -67,25 +67,25 @@ class StepMetrics:
     """Seconds that a worker waited for data, as a mean over the workers."""
     step_s: float
     skipped: bool
-    """Whether the update was skipped, because loss or gradient norm is not finite (fp16: or its loss scale overflows).
-    """
+    """Whether the update was skipped, because the loss or the gradient norm is not finite (which in fp16 can come from
+    a too large loss scale)."""
     lost_rows: int = 0
     """Rows skipped in this step because their row groups cannot be read."""
     phase: int = 0
-    """Index of the run's phase, from 0; `epoch` counts within the phase."""
+    """Index of the run's phase, from 0. `epoch` is counted within the phase."""
     peak_memory_gb: float | None = None
     """Peak memory of tensors on the first worker's GPU since the worker's start, 10^9 bytes; None on a CPU."""
 
 
 BLOCK_BYTES = 2**20
-"""Bytes by which a search from the end of a long file goes back at a time."""
+"""Number of bytes by which a search from the end of a long file moves back in each try."""
 
 
 class JsonLines:
-    """An append-only file of JSON objects with ascending `step`, flushed at every line.
+    """An append-only file of JSON objects, one a line, with ascending `step`. It is flushed at every line.
 
-    Opening cuts off objects after step `keep_through`, and a torn last line. For this it reads only the file's end, at
-    least BLOCK_BYTES, so damage before that is not repaired.
+    Opening removes objects of steps after `keep_through`, and a last line that is torn. To find the place, it reads
+    only the file's end, at least BLOCK_BYTES, so damage before that part is not repaired.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
@@ -96,7 +96,8 @@ class JsonLines:
         self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one object. Floats keep full precision; non-finite ones, which JSON does not know, become null."""
+        """Append one object. Floats keep full precision. Floats that are not finite become null, because JSON does not
+        know them."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         with naming(self.path):
             self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
@@ -116,10 +117,11 @@ def read_json_lines(path: Location) -> list[dict[str, Any]]:
 
 
 def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
-    """Return the last objects of a JsonLines file up to step `through`; an empty list if there is no file.
+    """Return the last objects of a JsonLines file that are not after step `through`, oldest first.
 
-    Includes at least the objects in the last BLOCK_BYTES, and at least one if there is any. Of a long file, it reads at
-    most about twice BLOCK_BYTES.
+    All such objects in the last BLOCK_BYTES of the file are returned, and at least one if there is any. Older objects
+    of a long file are left out, so that at most about twice BLOCK_BYTES are read. If there is no file, return an empty
+    list.
     """
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         _seek_before(stream, step=through)
@@ -128,8 +130,8 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
 
 
 def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
-    """Return all objects of a JsonLines file if there are at most `most`; otherwise up to `most`, evenly spaced, and
-    the last."""
+    """Return all objects of a JsonLines file if there are at most `most`. Otherwise return up to `most` objects, evenly
+    spaced, and also the last."""
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
         stream.seek(0)
@@ -140,10 +142,11 @@ def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Writes the records of one rank: its row ids, and on rank 0 also metrics, evaluations, tracker, gauges and
-    progress.
+    """Writes the records of one rank: the ids of the rows that it trained on, and on rank 0 also metrics, evaluations,
+    tracker, gauges and progress.
 
-    `say` shows a line to the user. Records after `resume_step` are removed.
+    `say` shows a line to the user, and `gauges` are the run's Prometheus metrics (None: not wanted). Opening removes
+    the records of steps after `resume_step`, which an earlier start has left.
     """
 
     def __init__(
@@ -179,7 +182,8 @@ class RunLog:
             self._say(line)
 
     def write_step(self, metrics: StepMetrics, *, data: Step, show: bool) -> None:
-        """Record one training step, and if `show`, also show it as a progress line."""
+        """Record one training step. If `show`, also show it to the user as a progress line. `data` is this rank's part
+        of the step."""
         rows = self._files.get(rows_name(self._rank))
         if rows is not None:
             place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
@@ -224,7 +228,8 @@ class RunLog:
         self._with_tracker(lambda tracker: tracker.write(named, step=record["step"]))
 
     def _with_tracker(self, act: Callable[[Tracker], None]) -> None:
-        """Call `act` with the tracker. If it fails, continue without the tracker, which must not stop a run."""
+        """Call `act` with the tracker. If `act` fails, continue without the tracker, because a tracker must not stop a
+        run."""
         if self._tracker is None:
             return
         try:
@@ -238,12 +243,14 @@ class RunLog:
 
 
 def rows_name(rank: int | str) -> str:
-    """Return the name of the file in which a rank records the rows that it trained on."""
+    """Return the name of the file in which a rank records the rows that it trained on. `*` gives a pattern for all
+    ranks."""
     return f"rows-{rank}.jsonl"
 
 
 def row_ids(data: Step) -> list[list[int]]:
-    """Return [epoch, shard, row group, row] of every pair of a step on this rank."""
+    """Return [epoch, shard, row group, row] of every pair of a step on this rank. The shard is an index into
+    data.shard_paths."""
     return [
         ids
         for each in data.micro_batches
@@ -261,7 +268,8 @@ class Progress:
         self._mean_step_s = 0.0
 
     def add(self, step_s: float) -> None:
-        """Add a step's duration. The second one replaces the first, because the first step includes one-time work."""
+        """Add a step's duration to the running mean. The second step's duration replaces the first one's, because the
+        first step includes work that is done only once."""
         self._steps += 1
         weight = SMOOTHING if self._steps > 2 else 0.0
         self._mean_step_s = weight * self._mean_step_s + (1.0 - weight) * step_s
@@ -290,9 +298,10 @@ def _end_of_step(stream: IO[bytes], *, step: int) -> int:
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
-    """Seek back from the end, by BLOCK_BYTES at a time, to a whole line whose step is at most `step`, or to 0.
+    """Move to the start of a whole line near the end whose step is at most `step`, and return its offset in bytes.
 
-    Returns the offset.
+    The search goes back from the end, by BLOCK_BYTES at a time. If no such line is found, move to the start of the
+    file.
     """
     place = stream.seek(0, os.SEEK_END)
     while place > BLOCK_BYTES:

@@ -1,8 +1,8 @@
 """Prometheus metrics of a run through Ray, under names such as ray_cloze_loss.
 
-Ray's agent on each node serves what the node's processes set. Rank 0 sets the metrics of the steps, and the driver
-counts restarts. The tag `run` is the whole output path, since many folders may share a name. Setting a value costs
-microseconds.
+On each node, Ray's agent serves the values that the node's processes set. Rank 0 sets the metrics of the steps, and the
+driver counts restarts. The tag `run` is the whole output path, because the last folders of several paths may have the
+same name. Setting a value costs microseconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TAG = "run"
 
 
 def list_names() -> list[str]:
-    """Return all metric names in Prometheus, with Ray's prefix."""
+    """Return the names of all our metrics as Prometheus shows them, with the prefix and suffix that Ray adds."""
     gauges = [*STEP_GAUGES, CHECKPOINT, *(f"held_out_{name}" for name in HELD_OUT_GAUGES)]
     return [f"ray_{PREFIX}{name}" for name in gauges] + [f"ray_{PREFIX}{name}_total" for name in COUNTERS]
 
@@ -65,7 +65,7 @@ class Gauges:
         self._counters = {name: _counter(name, text) for name, text in COUNTERS.items() if name != "restarts"}
 
     def write_step(self, record: Mapping[str, Any]) -> None:
-        """Set the metrics of a step."""
+        """Set the metrics of a step. `record` holds the fields of StepMetrics by name."""
         for name in STEP_GAUGES:
             self._set(name, record[name])
         self._count("tokens", record["tokens"])
@@ -73,12 +73,12 @@ class Gauges:
         self._count("lost_rows", record["lost_rows"])
 
     def write_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Set the metrics of a held-out evaluation."""
+        """Set the metrics of a held-out evaluation. `record` is what Evaluation.record returned."""
         for name in HELD_OUT_GAUGES:
             self._set(f"held_out_{name}", record[name])
 
     def write_checkpoint(self, pause_s: float) -> None:
-        """Set how long training paused for a checkpoint, and count it."""
+        """Set how long training paused for a checkpoint, in seconds, and count the checkpoint."""
         self._set(CHECKPOINT, pause_s)
         self._count("checkpoints", 1)
 
@@ -92,7 +92,7 @@ class Gauges:
 
 
 class RestartCount:
-    """Counts the restarts of a run (groups of workers started after the first) in the driver."""
+    """Counts a run's restarts (groups of workers started after the first) in the driver, the process of the command."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}

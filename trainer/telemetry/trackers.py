@@ -1,8 +1,8 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow, or none (`logging.tracker`).
 
-Only rank 0 has a tracker. A resumed run continues in the same place under the same name. Records of steps after the
-checkpoint are hidden if the tracker can do that. Packages are imported when needed; `pip install '.[trackers]'`
-installs them.
+Only rank 0 has a tracker. A resumed run continues in the same place under the same name. What an earlier start recorded
+for steps after the checkpoint is hidden, if the tracker supports that. Packages are imported when needed; `pip install
+'.[trackers]'` installs them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ class Tracker(Protocol):
         """Record the numbers of a step."""
 
     def close(self) -> None:
-        """Flush and close; the run may continue later."""
+        """Flush and close the tracker. A later start may continue the same run in it."""
 
 
 def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int) -> Tracker | None:
-    """Return the tracker that the config names, or None for `none`. Raises ConfigError if its package is missing."""
+    """Return the tracker that the config names, or None for `none`. Raises ConfigError if its package is missing.
+
+    `resume_step` is the step of the checkpoint from which the run continues (0: a new run).
+    """
     name = config.logging.tracker
     if name == "none":
         return None
@@ -71,7 +74,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A Weights & Biases run, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` uploads it later.
 
-    Its id is a hash of the output path, so all starts of the training belong to one run.
+    The run's id is a hash of the output path, so all starts of the training belong to one Weights & Biases run.
     """
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
@@ -88,17 +91,18 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers. Numbers that an earlier start logged past the checkpoint stay: the service cannot remove
-        them."""
+        """Log the numbers. Numbers that an earlier start logged for steps after the checkpoint stay, because the
+        service cannot remove them."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Close the log of this start; a later start may continue the run."""
+        """Close the log of this start. A later start may continue the run."""
         self._run.finish()
 
 
 class Mlflow:
-    """An MLflow run at MLFLOW_TRACKING_URI or, if this is not set, in RUN/mlflow. RUN/mlflow_run.txt holds its id."""
+    """An MLflow run at MLFLOW_TRACKING_URI or, if this is not set, in RUN/mlflow. RUN/mlflow_run.txt holds the run's
+    id."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         tracking = importlib.import_module("mlflow.tracking")
@@ -121,7 +125,7 @@ class Mlflow:
         note.write_text(self._run + "\n", encoding="ascii")
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers as one batch."""
+        """Log the numbers of a step as one batch."""
         now = int(time.time() * 1000)
         metrics = [self._metric(key, value, now, step) for key, value in numbers.items()]
         self._client.log_batch(self._run, metrics=metrics)
@@ -132,12 +136,15 @@ class Mlflow:
 
 
 def run_id(output: str) -> str:
-    """Return an id for a run, the same for every start in a run directory."""
+    """Return an id for the run in `output`. The id is the same for every start in this run directory."""
     return hashlib.blake2b(output.encode(), digest_size=8).hexdigest()
 
 
 def flatten(tree: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Return a flat mapping from the path of every leaf, such as `a.b`, to the leaf's value."""
+    """Return a flat mapping from the dotted path of each leaf, such as `a.b`, to the leaf's value.
+
+    `prefix` is put before each path.
+    """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

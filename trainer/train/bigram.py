@@ -1,7 +1,7 @@
 """Predict a masked token from its two neighbours. A model that reads context must beat this baseline.
 
-The prediction uses counts of adjacent tokens in a sample of the training rows. Each process reads about SAMPLE_TOKENS
-tokens for it, once per data set. With a vocabulary of 30,522 this took one second and 250 MB.
+The prediction uses counts of adjacent tokens in a sample of the training rows. To count, each process reads about
+SAMPLE_TOKENS tokens, once per data set. With a vocabulary of 30,522 this took one second and 250 MB.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from pipeline.dataset import Manifest, schema
 from trainer.data import MicroBatch, RowGroupError, read_row_group
 
 SAMPLE_TOKENS = 4_000_000
-"""Number of tokens at which the sample ends. It holds whole row groups, so it may be a little larger."""
+"""Number of tokens in the sample. Because whole row groups are read, the sample may have a few more."""
 _SEED = 0
 
 
 class Bigrams:
-    """Estimates P(token | neighbours): the mean of the distributions that the known neighbours give.
+    """Estimates the probability of a token as the mean of two predictions, one from its left and one from its right
+    neighbour.
 
-    A neighbour n gives token t the probability (c(n, t) + d(n) u(t)) / (c(n) + d(n)). Here c counts pairs in that
-    direction, d(n) is the number of different tokens seen beside n, and u is the unigram distribution (Witten and Bell
-    1991, method C). A neighbour is unknown if it is masked, special or never seen. If both are unknown, the probability
-    is u(t).
+    Neighbour n predicts token t with the probability (c(n, t) + d(n) u(t)) / (c(n) + d(n)). Here c(n, t) is how often t
+    was counted on that side of n, c(n) is the sum of c(n, t) over all tokens t, d(n) is the number of different tokens
+    counted on that side of n, and u is the unigram distribution (Witten and Bell 1991, method C). A neighbour predicts
+    nothing if it is masked, special or was never counted. If neither neighbour predicts anything, the probability is
+    u(t).
     """
 
     def __init__(self, pairs: NDArray[np.int64], *, unigram: NDArray[np.float64]) -> None:
-        """Count `pairs`, ids [n, 2] of adjacent tokens. `unigram` holds each token's natural log probability, [V]."""
+        """Count `pairs`, the ids of n pairs of adjacent tokens, [n, 2]. `unigram` holds the natural logarithm of each
+        token's probability, [vocabulary size]."""
         self._size, self._unigram = unigram.size, np.exp(unigram)
         self._keys, self._counts = np.unique(pairs[:, 0] * self._size + pairs[:, 1], return_counts=True)
         sides = (self._keys // self._size, self._keys % self._size)
@@ -37,7 +40,7 @@ class Bigrams:
         self._distinct = [np.bincount(side, minlength=self._size + 1) for side in sides]
 
     def losses(self, micro_batch: MicroBatch) -> NDArray[np.float64]:
-        """Return the cross-entropy in nats at each masked position of the micro-batch, [m]."""
+        """Return the cross-entropy in nats at each of the micro-batch's m masked positions, [m]."""
         unknown = self._size
         ids = np.full(micro_batch.num_tokens + 2, unknown, dtype=np.int64)
         ids[1:-1] = micro_batch.input_ids
@@ -70,9 +73,11 @@ def count_bigrams(
     max_tokens: int = SAMPLE_TOKENS,
     skip_corrupt: bool = False,
 ) -> Bigrams:
-    """Return the Bigrams of all training rows, or of a sample of their row groups with at least `max_tokens` tokens.
+    """Return the Bigrams counted in the training rows of the data set in folder `data`.
 
-    Raises RowGroupError if a row group cannot be read. With `skip_corrupt`, that row group is left out instead.
+    If the rows have more than `max_tokens` tokens, only a random sample of row groups is counted: as many as it takes
+    to reach `max_tokens`. `unigram` is as in Bigrams. Raises RowGroupError if a row group cannot be read. With
+    `skip_corrupt`, that row group is left out instead.
     """
     shards = manifest.shards_of("train")
     groups = [(shard, index) for shard in shards for index in range(len(shard.row_group_rows))]
@@ -93,9 +98,10 @@ def count_bigrams(
 
 
 def adjacent(rows: Any, *, special: dict[str, int]) -> NDArray[np.int64]:
-    """Return the ids of adjacent tokens in each of `rows` (an Arrow list array of ids), [n, 2].
+    """Return each pair of adjacent tokens in `rows` (an Arrow list array of token ids) as a row of ids, [n, 2].
 
-    Pairs with a special token are left out. Pairs with [UNK] count, because [UNK] stands for a word.
+    `special` maps the names of special tokens to their ids. Pairs with a special token are left out. But pairs with
+    [UNK] count, because [UNK] stands for a word.
     """
     ids = rows.flatten().to_numpy().astype(np.int64)
     pairs = np.stack([ids[:-1], ids[1:]], axis=1)

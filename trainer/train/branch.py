@@ -39,7 +39,8 @@ from trainer.engine import Engine
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the checkpoint's weights."""
 _GUARD_KEPT = ("skips", "losses", "phase")
-"""Entries of the divergence guard's state that a branch keeps, because they describe the data and the loss curve."""
+"""Entries of the divergence guard's state that a branch keeps if its data continue, because they describe the data and
+the loss curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,17 @@ class BranchStart:
     """Whether the branch continues in the data where the checkpoint stopped. If false, the data start over."""
 
     def describe(self, source: str) -> str:
-        """Return a line that tells the user what the run takes over from the checkpoint `source`."""
+        """Return a line that tells the user what the branch takes over from its source, the checkpoint `source`."""
         data = "the data continue from there" if self.same_data else "the data start over (other data or batch)"
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
 
 def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Return the config with `resume_from` set to one verified checkpoint.
+    """Return the config with `resume_from` set to the folder of one verified checkpoint.
 
-    For a run directory, this is its newest checkpoint that verifies. If `saved` (the config that this run stored when
-    it began) names a checkpoint there, that one is kept. Raises ConfigError if there is no checkpoint or it does not
-    verify.
+    If `resume_from` is a run directory, this is the newest checkpoint there that verifies. If this run has begun,
+    `saved` is the config that it stored then. If `saved` already names this checkpoint, or one in this run directory,
+    that checkpoint is kept. Raises ConfigError if there is no checkpoint or it does not verify.
     """
     given = config.resume_from
     if given is None:
@@ -91,13 +92,13 @@ def is_branch_to_begin(config: TrainerConfig, *, checkpoints: Checkpoints) -> bo
 
 
 def source_config(config: TrainerConfig) -> TrainerConfig:
-    """Return the config of the run that wrote the checkpoint `resume_from`."""
+    """Return the config of the run that wrote the checkpoint `config.resume_from`, as the checkpoint stores it."""
     source = locate(str(config.resume_from))
     return validate_saved(read_state(source).config, origin=str(locate(source, STATE)))
 
 
 def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Check that the settings fit the checkpoint `resume_from`. Return what the run starts with.
+    """Check that the settings fit the checkpoint `resume_from`. Return the state with which the branch starts.
 
     Reads only the checkpoint's state, not its weights. Raises ConfigError if the settings do not fit.
     """
@@ -123,11 +124,11 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Return what a run that starts from another run's checkpoint takes over from the checkpoint's `state`.
+    """Return what a branch (a run that starts from another run's checkpoint) takes over from the checkpoint's `state`.
 
-    The step count continues. If one of `phases` has the checkpoint's plan (order of the data), the position in the data
-    continues too, and the divergence guard keeps its recent losses and the steps to skip. Otherwise the data and the
-    guard start over.
+    The step count continues. If one of `phases`, the branch's phases, has the checkpoint's plan (order of the data),
+    the position in the data continues too, and the divergence guard keeps its recent losses and the steps to skip.
+    Otherwise the data and the guard start over.
     """
     source_state = PlanState.from_tree(state.plan_state)
     begun = source_state.step - source_state.phase_step
@@ -147,11 +148,12 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
 def read_trained(
     config: TrainerConfig, *, phases: Sequence[OpenPhase]
 ) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
-    """Return the phases and data sets that the checkpoint `resume_from` was trained on, and what cannot be read.
+    """Return what the checkpoint `resume_from` was trained on, as two lists.
 
-    If its run is itself a branch, the phases of that run's source come first. A data set that is also in `phases`, the
-    new branch's, is read from the path there. The second list holds a message for each data set or checkpoint that is
-    lost.
+    The first list holds the phases, each with the manifest of its data set. If the run that wrote the checkpoint is
+    itself a branch, the phases of that run's source come first. If one of `phases`, the phases of the new branch, has
+    the same data set, the data set is read from the path there. The second list holds a message for each data set or
+    checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -180,10 +182,12 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows (facts about training rows) for an older checkpoint that does not record them.
+    """Return CheckpointState.rows for an older checkpoint that does not record these facts about its training rows.
 
-    They come from its data sets. If one is lost, or if the weights came from model.initialize_from, assume the largest
-    rows.
+    The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
+    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these is lost, or if
+    the weights came from model.initialize_from, assume the longest rows that the model accepts, and next-sentence
+    labels.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -198,8 +202,8 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
     """Return `phase`, a phase of the source run, and the manifest of its data set.
 
-    If one of the branch's `phases` uses this data set, its path is taken from there. Raises DataSetError if the data
-    set's hash is not `data_hash`. An empty `data_hash` allows any data set.
+    If one of the branch's `phases` uses the same data set, the path of the data set is taken from there. Raises
+    DataSetError if the data set's hash is not `data_hash`. An empty `data_hash` allows any data set.
     """
     for each in phases:
         if each.manifest.hash == data_hash:
@@ -215,7 +219,8 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
-    """Load the checkpoint `resume_from` into the engine, commit it as this run's first, and return its state.
+    """Load the checkpoint `resume_from` into the engine, commit its state as this run's first checkpoint, and return
+    the state.
 
     Collective. Raises CheckpointError, on all ranks, if the checkpoint is damaged or does not fit the model.
     """
@@ -234,7 +239,8 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Return the step of the newest checkpoint. Without one, return the step of `config.resume_from`, else 0."""
+    """Return the step of the newest checkpoint. If the run has none, return the step of the checkpoint
+    `config.resume_from`, or 0 if `resume_from` is not set."""
     if checkpoints:
         return checkpoints.newest_step
     return 0 if config.resume_from is None else step_of(locate(config.resume_from))
@@ -243,9 +249,10 @@ def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
 def _check_vocabulary(
     source: Location, *, state: CheckpointState, before: TrainerConfig, phases: Sequence[OpenPhase]
 ) -> None:
-    """Raise ConfigError if the checkpoint was trained with another vocabulary than that of `phases`.
+    """Raise ConfigError if the checkpoint `source` was trained with another vocabulary than that of `phases`.
 
     If an older checkpoint does not record its vocabulary, raise ConfigError also if its data set cannot be read.
+    `state` is the checkpoint's state, and `before` is the config of the run that wrote it.
     """
     manifest = phases[0].manifest
     trained: dict[str, Any] = state.rows

@@ -1,4 +1,4 @@
-"""Handle steps with a non-finite or spiking loss: record them, roll back, skip their data, and finally abort.
+"""Handle steps with a non-finite or spiking loss: record the steps, roll back, skip their data, and finally abort.
 
 A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
 run decides like an uninterrupted one. A non-finite update is never applied.
@@ -34,11 +34,13 @@ class Fault:
     reason: str
     """A description for the user, with the loss and the gradient norm."""
     applied: bool
-    """Whether the weights were updated: the loss is finite, but spikes."""
+    """Whether the weights were updated. True if the loss is finite but spikes, false if the loss or gradient is not
+    finite."""
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
-    """Raised on every rank after guard.max_bad_steps bad steps in a row."""
+    """Raised on every rank after guard.max_bad_steps bad steps in a row. `fault` and `step` are those of the last bad
+    step."""
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -46,7 +48,10 @@ class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a
 
 
 class DivergenceGuard:
-    """Judges every step of a run and counts the bad ones. `tree` is the state from a checkpoint, made by `to_tree`."""
+    """Judges every step of a run and counts the bad ones.
+
+    `tree` is the state that `to_tree` returned for a checkpoint (None: a new run).
+    """
 
     def __init__(self, config: GuardConfig, *, tree: Mapping[str, Any] | None = None) -> None:
         tree = tree or {}
@@ -54,16 +59,18 @@ class DivergenceGuard:
         self.bad_steps: int = tree.get("bad_steps", 0)
         """Number of bad steps in a row, up to the step judged last."""
         self.first_bad: int = tree.get("first_bad", 0)
-        """First step of the latest series of bad steps."""
+        """First step of the latest series of bad steps; 0 if no step was bad."""
         self.rollbacks: int = tree.get("rollbacks", 0)
         """How often the run rolled back to a checkpoint."""
         self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]
-        """Windows [first, last] of steps to skip. Their data are read and discarded, and no update is made."""
+        """Ranges of steps to skip, each as [first, last]. The data of these steps are read and discarded, and no update
+        is made."""
         self._losses: deque[float] = deque(tree.get("losses", []), maxlen=config.spike_window)
-        self._phase: int = tree.get("phase", 0)  # the phase of these losses
+        self._phase: int = tree.get("phase", 0)  # the phase that _losses are from
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the guard's whole state as a tree for JSON."""
+        """Return the guard's whole state as a dictionary that JSON can hold, with the keys bad_steps, first_bad,
+        rollbacks, skips, losses and phase."""
         return {
             "bad_steps": self.bad_steps,
             "first_bad": self.first_bad,
@@ -78,10 +85,10 @@ class DivergenceGuard:
         return any(first <= step <= last for first, last in self.skips)
 
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
-        """Judge a step and remember the result. Return its fault, or None if the step is good.
+        """Judge a step and remember the result. Return the step's fault, or None if the step is good.
 
         `norm_is_bad` says that the gradient norm is not finite, and that fp16's loss scale is not the cause. A loss is
-        compared only with losses of its own phase, because another data set has other usual losses.
+        compared only with losses of its own phase, because losses on another data set are higher or lower.
         """
         if phase != self._phase:
             self._losses.clear()
@@ -104,7 +111,7 @@ class DivergenceGuard:
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
         """Update the guard for a rollback from bad step `step` to the checkpoint of step `to`.
 
-        `tree` is the guard's state in that checkpoint. Returns [first, last], the window of steps that is skipped from
+        `tree` is the guard's state in that checkpoint. Returns [first, last], the range of steps that is skipped from
         now on.
         """
         window = [max(to + 1, self.first_bad - self._config.skip_before), step]
@@ -117,13 +124,17 @@ class DivergenceGuard:
         return window
 
     def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
-        """Raise DivergenceError if the run has already rolled back max_rollbacks times."""
+        """Raise DivergenceError if the run has already rolled back max_rollbacks times. `back` asks for another
+        rollback."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
             raise self.give_up(back, config=config, why=times)
 
     def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
-        """Return the error that ends the run, with the reason `why` and a command to continue in a new output."""
+        """Return the error that ends the run, because the rollback `back` is not possible.
+
+        The message gives the reason, `why`, and a command that continues in a new output.
+        """
         rows = locate(config.output, BAD_STEPS_NAME)
         return DivergenceError(
             f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "
@@ -147,9 +158,10 @@ class DivergenceGuard:
 def note_bad_step(
     run_directory: Path, *, step: int, epoch: int, fault: Fault, rows: Iterable[Sequence[int]], shards: Sequence[str]
 ) -> None:
-    """Append the step and its rows to RUN/bad_steps.jsonl and sync the file to disk.
+    """Append a record of a bad step and its rows to bad_steps.jsonl in the run directory, and sync the file to disk.
 
-    `rows` holds (epoch, index into `shards`, row group, row) of all ranks, and `shards` the paths in the data set.
+    `rows` holds (epoch, index into `shards`, row group, row) for each row that a rank read in the step. `shards` holds
+    the paths of the shards within the data set.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
     for of_epoch, shard, row_group, row in rows:

@@ -1,7 +1,8 @@
 """Evaluate on held-out pairs, next to two baselines: token frequencies (unigram) and neighbouring tokens (bigram).
 
-Reads the first evaluation.max_pairs held-out pairs, in their first masking, in an order that depends on the data set
-alone. So all evaluations on a data set are comparable. Dropout is off. Sums over ranks are made once, at the end.
+Reads the first evaluation.max_pairs held-out pairs, in an order that depends on the data set alone. If the data set
+holds several maskings of each pair, the first is used. So all evaluations on a data set are comparable. Dropout is off.
+Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from trainer.telemetry import Evaluation, SourceLoss
 from trainer.train.bigram import Bigrams, count_bigrams
 
 UNIGRAM_SMOOTHING = 1.0
-"""Count added to every token's own, so that tokens unseen in training have a probability."""
+"""Number added to each token's count, so that tokens unseen in training have a probability too."""
 
 
 class Evaluator:
-    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if there are none."""
+    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has none.
+
+    `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0.
+    """
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
         self._config, self._manifest, self._shape = config, manifest, shape.micro_batch
@@ -48,7 +52,7 @@ class Evaluator:
         return every is not None and step % every == 0
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
-        """Evaluate the weights after `step` steps. Return the same result on every rank. Collective."""
+        """Evaluate the weights after `step` steps. Return the result, which is the same on every rank. Collective."""
         if self._bigrams is None:
             skip = self._config.ingest.skip_corrupt
             self._bigrams = count_bigrams(
@@ -109,9 +113,10 @@ class Evaluator:
 
 
 class SourceSums:
-    """Sums for each source on one rank: numbers of pairs and masked positions, and two losses in nats.
+    """Sums over the micro-batches of one rank, for each source (a corpus in the data set).
 
-    `table` is float64 [sources, 4], with the columns named below.
+    `table` is float64 [sources, 4]. Its columns are the number of pairs, the number of masked positions, and the sums
+    of two losses in nats: the model's and the unigram baseline's.
     """
 
     PAIRS, MASKED, LOSS, UNIGRAM = range(4)
@@ -122,7 +127,8 @@ class SourceSums:
     def add(
         self, micro_batch: MicroBatch, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]
     ) -> None:
-        """Add a micro-batch. `losses` (the model's) and `unigram` (the baseline's) are of its m masked positions."""
+        """Add a micro-batch. `losses` holds the model's loss at each of its m masked positions, and `unigram` the loss
+        of the unigram baseline there, both [m] in nats."""
         size = len(self.table)
         places = micro_batch.masked_sources
         self.table[:, self.PAIRS] += np.bincount(micro_batch.sources, minlength=size)
@@ -132,14 +138,15 @@ class SourceSums:
 
 
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the element-wise sum over all ranks. Collective."""
+    """Return the element-wise sum of `counts` over all ranks. The sum also replaces the content of `counts`.
+    Collective."""
     total = torch.from_numpy(counts)
     dist.all_reduce(total)
     return total.numpy()
 
 
 def unigram_log_probabilities(data: str | Path, *, vocabulary_size: int) -> npt.NDArray[np.float64]:
-    """Return the natural logarithm of each id's smoothed share of the training tokens, [vocabulary_size].
+    """Return the natural logarithm of each token id's smoothed share of the training tokens, [vocabulary_size].
 
     The share is (count + 1) / (sum of counts + vocabulary_size). The counts are in `data`/token_counts.parquet.
     """

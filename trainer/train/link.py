@@ -12,7 +12,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker's rank among all workers, and its local rank among the workers of its node."""
+    """A worker's place: `rank` among all `world_size` workers, and `local_rank` among the `local_world_size` workers of
+    its node."""
 
     rank: int
     world_size: int
@@ -22,14 +23,14 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a run. It is the same on every rank."""
+    """The outcome of one start of a run's workers. It is the same on every rank."""
 
     first_step: int
-    """Number of steps done when the run started: 0, or the step at which it resumed."""
+    """Number of steps done when the workers started: 0, or the step at which the run resumed."""
     last_step: int
-    """Number of steps done when the run ended."""
+    """Number of steps done when the workers ended."""
     finished: bool
-    """Whether all steps are done. If false, the run was asked to stop."""
+    """Whether all steps of the run are done. If false, the workers were asked to stop."""
 
 
 class Link(Protocol):
@@ -39,4 +40,4 @@ class Link(Protocol):
         """Show a line to the user."""
 
     def stop_requested(self) -> bool:
-        """Return whether the launcher asks the run to end after the current step."""
+        """Return whether the launcher asks the worker to end after the current step."""

@@ -1,8 +1,8 @@
 """The training loop makes one update per step from micro-batches, and writes metrics, checkpoints and evaluations.
 
-A step is a function of data set, seed and step number. Its losses are sums over all ranks divided by counts over all
-ranks, and dropout is seeded by (seed, step, lane), a lane being one stream of rows. So at the same number of workers a
-resumed run has the same curve as an uninterrupted one, bit for bit.
+A step is a function of data set, seed and step number. The losses of a step are sums over all ranks divided by counts
+over all ranks. Dropout is seeded by step and lane (one of the streams of rows that the ranks share), not by rank. So at
+the same number of workers a resumed run has the same curve as an uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.train.link import Link
 from trainer.train.prefetch import RunFeed
 
 LEAST_JUDGED_STEPS = 100
-"""Runs with fewer steps have no extra evaluation after a tenth of their steps."""
+"""Least number of steps of a run that gets an extra evaluation after a tenth of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,17 @@ class TrainContext:
     """Dense bf16 peak of a worker's device in 10^12 operations a second; None if unknown."""
     link: Link
     first_phase: int
-    """Index of the phase of the first step, or 0 if `rows_before` is empty."""
+    """Index of the first phase whose rows are to be added to `rows_before`: the phase in which this start of the run
+    begins, or 0 if `rows_before` is empty."""
     rows_before: Mapping[str, Any]
-    """CheckpointState.rows (facts about training rows) of the weights that the run starts from."""
+    """Facts about the rows on which the weights were trained before this start of the run, as in CheckpointState.rows.
+    """
 
 
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. The returned step is in a committed checkpoint. Raises
+    Evaluates as configured and at the end of each phase. A checkpoint of the returned step has been committed. Raises
     RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
     """
     config, step, stopping = context.config, first_step, False
@@ -72,7 +74,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
     while step < config.max_steps and not stopping:
         step += 1
         if context.guard.is_skipped(step):
-            data, last = context.feed.next_step(), step == config.max_steps  # the data are discarded
+            data, last = context.feed.next_step(), step == config.max_steps  # `data` is not used
             if not last:
                 context.feed.look_ahead()
         else:
@@ -110,17 +112,22 @@ def phase_of(context: TrainContext, step: int) -> int:
 
 
 def check_compiled(context: TrainContext, step: int) -> None:
-    """Raise ConfigError if the compiled and the eager model differ on the first micro-batch of `step`. Collective."""
+    """Raise ConfigError if the compiled and the eager model give different losses or gradients on the first micro-batch
+    of `step`. Collective."""
     config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
     check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`. From a tenth of the run on, warn if the loss is no better than unigram's. Collective."""
+    """Evaluate the weights after `step`, and record the result. Collective.
+
+    Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of token frequencies
+    alone.
+    """
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
-    if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
+    if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # true for NaN
         context.log.say(
             f"WARNING: after {step:,} of {context.config.max_steps:,} steps the held-out masked-LM loss "
             f"({evaluation.mlm_loss:.2f} nats) is not below the loss of token frequencies alone "
@@ -130,12 +137,12 @@ def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
 
 
 def first_judged_step(config: TrainerConfig) -> int:
-    """Return a tenth of the run's steps. From there on, a model should beat token frequencies."""
+    """Return the step at a tenth of the run. From there on, the model should predict better than token frequencies."""
     return -(-config.max_steps // 10)
 
 
 def save(context: TrainContext, step: int, *, state: PlanState) -> None:
-    """Begin the checkpoint after `step`, at the position `state` in the data."""
+    """Begin to write the checkpoint after `step`. `state` is the run's position in the data after that step."""
     data_hash, began = context.phases[state.phase].manifest.hash, time.perf_counter()
     rows = rows_trained(context.phases[context.first_phase : state.phase + 1], before=context.rows_before)
     context.checkpoints.save(
@@ -145,7 +152,11 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 
 
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """Return the evaluator if one is due after `step`: as configured, after a tenth of the run, at a phase's end."""
+    """Return the evaluator of the phase of `step` if an evaluation is due after `step`, otherwise None.
+
+    An evaluation is due as evaluation.every_steps says, after a tenth of the run (unless the run is shorter than
+    LEAST_JUDGED_STEPS), and at the end of each phase. The phase must have held-out rows.
+    """
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
     judged = context.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(context.config)
@@ -154,9 +165,10 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate before the first step, if evaluation.at_start asks for it.
+    """Evaluate before the first training step of this start of the run, if that is asked for or was missed.
 
-    Evaluate also if the run was stopped after `step` but before the evaluation that was due then.
+    `step` is the last step done. If the run is new and evaluation.at_start is set, evaluate the initial weights. If the
+    run stopped after `step`, before the evaluation that was due then, evaluate now.
     """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
@@ -167,11 +179,11 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane (stream of rows).
+    """Make one update from one micro-batch of every lane (one of the streams of rows that the ranks share).
 
     `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
-    finite, no rank applies the update. Returns the data, the metrics, the fault if any, and whether a rank was asked to
-    stop.
+    finite, no rank applies the update. Returns this rank's data, the metrics, the fault (None: a good step), and
+    whether a rank was asked to stop.
     """
     config, engine = context.config, context.engine
     data = context.feed.next_step()
@@ -234,7 +246,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the model's FLOPs in a step, over all ranks."""
+    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -245,7 +257,11 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Record the rows of a bad step of all ranks in BAD_STEPS_NAME. Collective. Raises RollBack if too many are bad."""
+    """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. Collective.
+
+    `data` is this rank's part of the step. Raises RollBack if this step is the last of guard.max_bad_steps bad steps in
+    a row.
+    """
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)
@@ -260,6 +276,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Return the 63-bit seed for the dropout of one micro-batch."""
+    """Return the 63-bit seed for the dropout of the micro-batch from lane `lane` in step `step`. `seed` is the run's
+    seed."""
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,6 +1,6 @@
 """Recognize that a device ran out of memory, and say which settings to change.
 
-The same command would run out again at the same step. So this counts as bad input and is not retried.
+The same command would run out of memory again at the same step. So the error counts as bad input and is not retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
-"""Matches out-of-memory messages of plain RuntimeErrors."""
+"""Matches out-of-memory messages of errors whose class is plain RuntimeError."""
 _REQUESTED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
@@ -33,7 +33,10 @@ class MemoryShortage(ValueError):  # noqa: N818
 
 @contextmanager
 def memory_shortage_explained(config: TrainerConfig, *, rank: int, device: torch.device) -> Iterator[None]:
-    """Turn an out-of-memory error inside the `with` block into a MemoryShortage that names a remedy."""
+    """Turn an out-of-memory error inside the `with` block into a MemoryShortage that names a remedy.
+
+    `rank` and `device` are those of this worker.
+    """
     try:
         yield
     except Exception as error:
@@ -44,9 +47,10 @@ def memory_shortage_explained(config: TrainerConfig, *, rank: int, device: torch
 
 
 def find_shortage(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error: `error`, or one that it wraps. Return None if there is none.
+    """Return the out-of-memory error that `error` is or wraps. Return None if there is none.
 
-    The search ends at a ValueError or OSError, whatever error was being handled when it was raised.
+    The search follows the causes of `error`, but not beyond a ValueError or OSError, even if an out-of-memory error was
+    being handled when the ValueError or OSError was raised.
     """
     seen: set[int] = set()
     node: BaseException | None = error
@@ -62,7 +66,10 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
-    """Return a line that says how much memory was requested, in use and present, and which settings need less."""
+    """Return a line that says how much memory was requested, in use and present, and which settings reduce the need.
+
+    `error` is an out-of-memory error on this worker, which has the rank `rank` and the device `device`.
+    """
     requested = _REQUESTED.search(str(error))
     remedies = name_remedies(config, phases=_open_phases(config))
     begun = "another output" in remedies and find_checkpoints(config.output).folders

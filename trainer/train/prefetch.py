@@ -1,8 +1,8 @@
 """Prefetch the data of the next step while the current step computes.
 
-So the device does not wait for the packing of micro-batches, the layout of the first one as tensors (the others are
-laid out while it computes), or the small all-reduce of the counts that losses are divided by. A Feed serves one phase
-of a run (steps on one data set), and a RunFeed all phases.
+Three things are then ready when the next step begins: its packed micro-batches, the tensors of the first micro-batch,
+and the sums over all ranks of the counts that losses are divided by. The other micro-batches become tensors while the
+device computes. A Feed serves one phase of a run (steps on one data set), and a RunFeed serves all phases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.model import Batch, to_batch
 
 
 class Feed:
-    """Yields the steps of one rank in order. `next_step` and `look_ahead` are collective."""
+    """Yields the steps of one rank in order. All ranks must call next_step, look_ahead and first_batch together."""
 
     def __init__(
         self, stream: MicroBatchStream, *, shape: MicroBatchShape, special: Special, device: torch.device
@@ -33,7 +33,8 @@ class Feed:
         """Epoch, from 0, of the step that next_step returned last."""
 
     def next_step(self) -> Step:
-        """Wait for the next step's counts over all ranks, and return the step.
+        """Wait until the next step's counts are summed over all ranks, and return the step. A step without any pair is
+        left out.
 
         Raises RowGroupError if no row of an epoch can be read.
         """
@@ -52,7 +53,10 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective.
+
+        A second call before next_step does nothing.
+        """
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.pack())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
@@ -60,13 +64,15 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """Return the next step's first micro-batch. next_step still returns that step. Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
+        Collective."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Return a micro-batch as tensors on the device, with constant shapes on GPUs."""
+        """Return a micro-batch as tensors on the device, with constant shapes on GPUs. None becomes a dummy of weight
+        zero."""
         first, self._first = self._first, None
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
@@ -83,11 +89,12 @@ class Feed:
 
 
 class RunFeed:
-    """Yields the steps of one rank from `start` on, through all phases of a run, with the interface of a Feed.
+    """Yields the steps of one rank through all phases of a run, with the interface of a Feed.
 
-    `open_feed` opens the feed that continues from a state. `next_start` maps the state after a step to the state where
-    the next step starts. After the last step of a phase, that is the start of the next phase. Prefetches across phases
-    too.
+    `start` is the position in the data at which to begin. `open_feed` opens the Feed that continues from a position.
+    `next_start` maps the position after a step to the position where the next step starts. The two differ only at the
+    end of a phase, where the next step starts at the beginning of the next phase. The first step of a new phase is
+    prefetched too.
     """
 
     def __init__(
@@ -104,7 +111,7 @@ class RunFeed:
         return self._feed.epoch
 
     def next_step(self) -> Step:
-        """Wait for the next step's counts over all ranks, and return the step."""
+        """Wait until the next step's counts are summed over all ranks, and return the step."""
         self.look_ahead()
         if self._next is not None:
             self._feed.close()
@@ -114,7 +121,10 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective.
+
+        A second call before next_step does nothing.
+        """
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:
@@ -122,7 +132,8 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """Return the next step's first micro-batch. next_step still returns that step. Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
+        Collective."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 

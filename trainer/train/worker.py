@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def backend_of(config: TrainerConfig) -> str:
-    """Return the torch.distributed backend: NCCL for GPU tensors, gloo for CPU tensors."""
+    """Return the name of the torch.distributed backend: NCCL for tensors on GPUs, gloo for tensors on CPUs."""
     return "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
 
 
@@ -52,8 +52,9 @@ def work(
     """Train this rank's share until max_steps or until asked to stop. Return the outcome.
 
     Resumes from the run directory. `lease_token` belongs to the job's lease (sole right to write) on that directory.
-    Once another job holds the lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU
-    tensors. Raises ValueError for bad input, including settings that need more memory than the device has.
+    Once another job holds the lease, nothing is committed. `reader` says what reads the data: "local" for threads of
+    this process, "ray" for Ray Data. torch.distributed must be initialized, with gloo for CPU tensors. Raises
+    ValueError for bad input, including settings that need more memory than the device has.
     """
     with warnings_to_user(link, place=place), memory_shortage_explained(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
@@ -141,7 +142,7 @@ def run_share(
         )
         lines = [describe_start(config, place=place, device=device, start=start)]
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
-        if world_size != config.workers:  # otherwise the checks before the start have reported it
+        if world_size != config.workers:  # otherwise the checks before the start showed them
             lines += phases[start.phase].describe_empty(world_size)
         for line in lines:
             log.say(line)
@@ -164,7 +165,7 @@ def run_share(
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
-    """Return the dense bf16 peak of this rank's device in 10^12 operations a second, or None if it is unknown."""
+    """Return the dense bf16 peak rate of this rank's device in 10^12 operations a second, or None if it is unknown."""
     if config.logging.peak_tflops is not None or device.type != "cuda":
         return config.logging.peak_tflops
     return find_peak(torch.cuda.get_device_name(device))
@@ -175,9 +176,9 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    If no checkpoint is that old, the newest one is restored. Because of the commit, a run that is killed right
-    afterwards continues in the same way. Returns the restored state. Collective. Raises DivergenceError if there is no
-    checkpoint.
+    If all checkpoints are newer than that, the newest is restored. The commit records which steps are now skipped, so
+    that a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state.
+    Collective. Raises DivergenceError if there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -198,7 +199,7 @@ def go_back(
 
 @contextmanager
 def warnings_to_user(link: Link, *, place: WorkerPlace) -> Iterator[None]:
-    """Inside the `with` block, send the trainer's warnings over the link, since Ray hides a worker's stderr."""
+    """Inside the `with` block, send the trainer's warnings over the link too, because Ray hides a worker's stderr."""
     handler = _LinkHandler(link, place=place)
     logger = logging.getLogger("trainer")
     logger.addHandler(handler)
@@ -219,7 +220,7 @@ class _LinkHandler(logging.Handler):
 
 
 def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.device) -> None:
-    """Set threads, device, random seed and determinism."""
+    """Set this process's threads, device, random seed and determinism as the config asks."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
     torch.manual_seed(config.seed)
@@ -228,7 +229,7 @@ def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.d
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cuda":
         if config.deterministic:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts; without it, sums vary
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it at its start; without it, sums vary
             compiler: Any = importlib.import_module("torch._inductor.config")
             compiler.deterministic = True  # the compiler then does not choose kernels by measured speed
         torch.cuda.set_device(device)
@@ -237,7 +238,7 @@ def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.d
 def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     """Check that this worker's node sees the run directory, and return the phases with their data sets.
 
-    Raises ConfigError that names the node if it does not see the run directory or a data set.
+    Raises ConfigError if the node does not see the run directory or a data set. The message names the node.
     """
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
@@ -258,9 +259,9 @@ def build_engine(
 ) -> tuple[Engine, dict[str, Any]]:
     """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
-    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. The facts are
-    then the longest row, and whether the weights can predict next sentences, as in CheckpointState.rows. Otherwise the
-    facts are empty.
+    If the run has not `begun` (has no checkpoints) and model.initialize_from is set, the weights come from there. The
+    facts are then {"longest": tokens of the longest row, "next_sentence": whether the weights can predict next
+    sentences}, as in CheckpointState.rows. Otherwise the weights are random, and the facts are {}.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -280,7 +281,10 @@ def build_engine(
 
 
 def warn_of_cpu(model: ModelConfig) -> list[str]:
-    """Return lines that warn if a model is too large to pretrain on CPUs. For GPU speeds see bench/trainer.md."""
+    """Return lines that warn if a model is too large to pretrain on CPUs, otherwise an empty list.
+
+    For GPU speeds see bench/trainer.md.
+    """
     if model.size not in ("base", "large"):
         return []
     return [
@@ -290,7 +294,10 @@ def warn_of_cpu(model: ModelConfig) -> list[str]:
 
 
 def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
-    """Return a line such as `resumed at step 40` or `training from step 0`, with model, workers and devices."""
+    """Return a line such as `resumed at step 40` or `training from step 0`, with model, workers and devices.
+
+    `start` is the position in the data from which training starts.
+    """
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     if config.model.initialize_from is not None and not start.step:
