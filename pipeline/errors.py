@@ -10,7 +10,9 @@ uses again what was built from input files that have not changed."""
 
 
 class PassingError(ValueError):
-    """An error that may not occur again if the command is run again, such as a lost worker or a damaged file of the
-    build. So all finished pieces of the build are kept."""
+    """An error that may not occur again if the same command is run again, such as a lost worker or a damaged file.
+
+    A build that ends with it keeps all that it has finished, and the next run continues from there.
+    """
 
     keeps: Keeps = "all"

@@ -159,9 +159,10 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def _cut_at_stops(line: str) -> Iterator[str]:
-    """Yield pieces of a line without spaces, each cut at a full stop after at least _FINE_CHARACTERS.
+    """Cut `line`, which contains no spaces, at full stops, and yield its pieces.
 
-    Full stops inside brackets are used only after twice as many characters. Takes linear time.
+    A piece ends at the first full stop after at least _FINE_CHARACTERS characters. A full stop inside brackets counts
+    only after twice as many characters. Takes linear time.
     """
     start = looked = depth = 0
     for found in _STOP.finditer(line):

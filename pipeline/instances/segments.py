@@ -97,13 +97,13 @@ def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, b
 
 
 def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
-    """Return the segment that consists of the units begin:end of document `index`."""
+    """Return the segment with units `begin` to `end` - 1 (sentences or pieces of them) of document `index`."""
     bounds = corpus.bounds[index]
     return Segment(index, bounds[begin], bounds[end])
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """Return the index of the unit that contains the first of the last `length` tokens before unit `begin`.
+    """Return the index of the unit (sentence or piece of one) in which the `length` tokens before unit `begin` start.
 
     The index is at most begin - 1. It is 0 if all units before `begin` together have fewer than `length` tokens.
     """

@@ -96,8 +96,10 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs of a part; yields a list with one path, of a new file that has the part's most
-    frequent words."""
+    """Beam step: merges the runs (sorted files of word counts) of a part (a share of all words, by hash).
+
+    Yields a list with the path of one new file, which has the part's most frequent words.
+    """
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
         with report_failure(self.context.exchange):

@@ -73,7 +73,12 @@ def residual_norm(
     dropout: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (norm, its gradient sink (see ResidualNorm), each row's mean, each row's inverse standard deviation)."""
+    """Compute LayerNorm(residual + dropout(branch)), with what its backward pass needs.
+
+    Returns (the result, the result's gradient sink, each row's mean, each row's inverse standard deviation). A gradient
+    sink is a tensor without content that takes the second gradient of the same result (see ResidualNorm). The argument
+    `gradient_sink` belongs to `residual`.
+    """
     from trainer.model.kernels import residual_norm as kernels
 
     out, mean, rstd = kernels.forward(
