@@ -172,7 +172,7 @@ def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> N
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes of the cluster, with the head, are alive.
+    """Wait until `count` nodes of the cluster, the head included, are alive.
 
     Raises ConfigError, with the end of a node's log, if a node ends or if START_TIMEOUT_S seconds pass.
     """

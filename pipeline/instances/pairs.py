@@ -252,8 +252,10 @@ def fewest_documents(next_sentence: NextSentence) -> int:
 
 
 def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: NextSentence) -> None:
-    """Raise ValueError if a document has no tokens, if two have the same id, or if random_document has fewer than
-    two."""
+    """Raise ValueError if a document has no tokens, or if two documents have the same id.
+
+    Also raise it if `next_sentence` is random_document and there are fewer than two documents.
+    """
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(
             f"next_sentence: random_document takes second segments from other documents, but there are "

@@ -44,8 +44,11 @@ class MicroBatchShape:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences in a batch of constant shape: `pairs` pairs, and enough dummies to pad it to `tokens`
-        tokens."""
+        """The number of sequences in a batch of constant shape.
+
+        These are `pairs` pairs, and as many dummy sequences as it takes to fill up an otherwise empty batch of `tokens`
+        tokens.
+        """
         return self.pairs + -(-self.tokens // self.max_seq_length)
 
 
