@@ -26,7 +26,7 @@ _TEXT_NAMES = (
 )
 _DATE = re.compile(
     r"(?:19|20)\d\d[-/.]\d\d?(?:[-/.]\d\d?)?|\d\d?[-/.]\d\d?[-/.](?:19|20)\d\d|(?:19|20)\d{6}(?:\d{6})?"
-    r"|(?:19|20)\d\d\s?[\u5e74\ub144].{0,40}",
+    r"|dat[ae]|datum|fecha|dato|(?:19|20)\d\d\s?[\u5e74\ub144].{0,40}",
     re.DOTALL,
 )
 _PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
@@ -109,16 +109,21 @@ def verse(separator: str) -> Renderer:
 
 def english_verse(arguments: Arguments) -> str | None:
     """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", and {{bibleverse|Matthew|5:3}} as "Matthew
-    5:3". A fourth argument after the version is the label."""
-    values = arguments.positional
-    if values and (not values[0] or values[0] in ("1", "2", "3", "4", "I", "II", "III")):
-        number, values = values[0], values[1:]
-    else:
-        number = ""
-    book, place, *others = [*values, "", ""]
-    if len(others) > 3 and others[1]:
-        return others[1]
+    5:3"."""
+    number, book, place = _parts_of_verse(arguments)
     return f"{number} {book} {place}".strip() if book and place else None
+
+
+def verse_number(arguments: Arguments) -> str | None:
+    """Render {{bibleverse-nb|1|Corinthians|13:4}} as "13:4"."""
+    return _parts_of_verse(arguments)[2] or None
+
+
+def _parts_of_verse(arguments: Arguments) -> tuple[str, str, str]:
+    values = arguments.positional
+    numbered = bool(values) and values[0] in ("", "1", "2", "3", "4", "I", "II", "III")
+    number, book, place = [*([] if numbered else [""]), *values, "", "", ""][:3]
+    return number, book, place
 
 
 # ---- sounds ----

@@ -21,7 +21,7 @@ _FOOTNOTE = re.compile(
 _AFTER_SENTENCES = re.compile(
     rf"(?<=[.!?\u2026\u3002\uff01\uff1f\u0964\u06d4])\s++(?:[{HOLE}{ASIDE}][\ufde0-\ufdef]*+\s*+)++$"
 )
-_MARKS_BEFORE_TITLE = re.compile(rf"(?:[{HOLE}{ASIDE}][\ufde0-\ufdef]*+\s*+)++(?='')")
+_MARKS_BEFORE_TITLE = re.compile(rf"(?:[{HOLE}{ASIDE}][\ufde0-\ufdef]*+\s*+)++(?=''')")
 _NO_WORD = re.compile(r"\W*")  # marks are not word characters
 _GAP_BEFORE_POINT = re.compile(
     rf"(?<![ {GAP}])[ {GAP}]++(?<={GAP})(?=[.,;:!?)\]\u2026\u060c\u061b\u061f\u06d4\u0964\u3001\u3002\uff0c])"

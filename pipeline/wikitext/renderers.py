@@ -18,6 +18,7 @@ from pipeline.wikitext.citations import (
     sound,
     textual_citation,
     verse,
+    verse_number,
     wrapped,
 )
 from pipeline.wikitext.countries import country_name
@@ -237,6 +238,10 @@ _MUSIC = {
 }
 
 
+def _second(arguments: Arguments) -> str | None:
+    return arguments.at(2)
+
+
 def _columns(arguments: Arguments) -> str | None:
     text = arguments.named.get("content") or _last(arguments)
     return f"{BREAK}{text}{BREAK}" if text else BREAK
@@ -260,9 +265,9 @@ _PLAIN: dict[str, Renderer] = {
         age, as_of, bare_citation, bracketed_citation, _chemical, _chinese, _circa, cited_work, _columns, convert,
         coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link, _hole,
         _interlanguage, _italian_flag, _japanese, _language_text, _last, measure, _music, nothing, _number,
-        _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _ship_class, _shown, _sic,
-        _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation, _third_label, track_gauge,
-        _twin_town, unit_fr, _unless_article, value, words_of_date, wrapped,
+        _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _second, _ship_class, _shown,
+        _sic, _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation, _third_label,
+        track_gauge, _twin_town, unit_fr, _unless_article, value, verse_number, words_of_date, wrapped,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

@@ -176,13 +176,16 @@ def _protect(rendered: str) -> str:
     return rendered.replace("=", EQUALS) if "=" in rendered else rendered
 
 
+# What follows a box on its line: another template, a file or category, the title in bold, or a new paragraph.
+_AFTER_BOX = re.compile(rf"\{{\{{|\[\[[^\[\]{{}}|\n]{{1,40}}:|'''|{BREAK}")
+
+
 def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[str], *, page: TemplatePage) -> str:
     content = "".join(closed.parts)
     rendered = render_template(content, page=page)
     end = token.end()
-    following = text[end : end + 3]
     starts_line = outer.at_line_start()
-    ends_line = not following or following[0] == "\n"
+    ends_line = end == len(text) or text[end] == "\n"
     if rendered == "" and outer.kind == "" and not starts_line:
         return GAP
     if rendered is not None:
@@ -191,7 +194,7 @@ def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[st
     if (
         outer.kind == ""
         and starts_line
-        and (ends_line or "\n" in text[closed.start : end] or following.startswith(("{{", "[[", "'''", BREAK)))
+        and (ends_line or "\n" in text[closed.start : end] or _AFTER_BOX.match(text, end))
         and not (ends_line and outer.ends_unfinished() and text[end + 1 : end + 2].isalnum())
     ):
         return "\n"  # a box, a notice, an infobox: not inside a sentence
@@ -283,7 +286,9 @@ _PARENTHESIS_END = re.compile(r"(?:\s*[,;:\u060c\u061b\u3001]){0,4}\s*([)\uff09]
 _ODD_PARENTHESIS = re.compile(
     r"[(\uff08][\s,;:)\uff09\u060c\u061b\u3001\u2013/-]|[\s,;:\u060c\u061b\u3001][)\uff09]|[,;]\s?;"
 )
-_SPACE_BEFORE_POINT = re.compile(r" (?:([,.])(?=[\s\"'\u201d\u00bb)\]]|$)|([\u060c\u06d4\u0964\u3001\u3002\uff0c]))")
+_SPACE_BEFORE_POINT = re.compile(
+    r" (?:(,(?=[,.](?:\s|$))|[,.](?=[\s\"'\u201d\u00bb)\]]|$))|([\u060c\u06d4\u0964\u3001\u3002\uff0c]))"
+)
 _SPACED_POINTS = (" \u060c", " \u06d4", " \u0964", " \u3001", " \u3002", " \uff0c")
 _COMMA_BEFORE_POINT = re.compile(r"(?<![,;\u060c])[,;\u060c]+([,.\u060c\u06d4])(?=\s|$)")
 _COORDINATES = re.compile(r"[\d.\u00b0\u2032\u2033 NSEWO]+")  # shown beside the title

@@ -336,7 +336,8 @@ def test_the_budget_is_a_setting() -> None:
     ["{{a}}", "[[a]]", "<ref>", "<ref>a</ref>", "<b>", "\n{|\n|}", "}}", "]]", "<nowiki>", "<table>", "<sup>",
     "-{", "{{{a|",
      "'''", "''a'''b", "[http://a ", "&amp;", "(", "(,", " ( ,", "__A", "\n*", "\n==a", "==a==", "<a ", "<",
-     "(\ufdd0", "{{u}}(",
+     "(\ufdd0", "{{u}}(", "({{u}},", "a{{IPA|x}} (", "([{{IPA|x}}])", "a {{cn}} ,", "a,{{cn}}",
+     "{{u}}'", "{{u}}.", ",", "a\n{{u}}\n",
      "|", "\n= "],
 )  # fmt: skip
 def test_time_is_linear_in_the_page(unit: str) -> None:
