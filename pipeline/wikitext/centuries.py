@@ -53,9 +53,19 @@ def french_century(noun: str, after: str = "") -> Renderer:
 
 
 def spanish_century(arguments: Arguments) -> str | None:
-    """Render {{siglo|XIX||s}} as "siglo XIX" and {{siglo|I|a}} as "I a. C."."""
-    if not arguments.at(1):
+    """Render {{siglo|XIX||s}} as "siglo XIX" and {{siglo|I|a}} as "I a. C.". Return None for two centuries."""
+    if not arguments.at(1) or _ROMAN.fullmatch(arguments.at(2)):
         return None
     noun = {"s": "siglo ", "S": "Siglo "}.get(arguments.at(3), "")
     era = _BEFORE_CHRIST.get(arguments.at(2).replace(" ", "").casefold(), "")
     return f"{noun}{arguments.at(1)} {era}".rstrip()
+
+
+def century(noun: str) -> Renderer:
+    """Return a renderer of a century, such as "segle XIX". It returns None for two centuries."""
+
+    def render(arguments: Arguments) -> str | None:
+        numbers = [value for value in arguments.filled() if _ROMAN.fullmatch(value)]
+        return f"{noun} {numbers[0]}" if len(numbers) == 1 else None
+
+    return render

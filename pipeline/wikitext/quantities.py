@@ -95,6 +95,15 @@ _UNIT_SIGNS = {
     "PD/km2": "/km\u00b2",
     "ftin": "ft",
     "deg": "\u00b0",
+    "oilbbl": "barrels",
+    "oilbbl/d": "barrels per day",
+}
+_FACTOR = re.compile(r"(e3|e6|e9|e12|[KMG](?=oilbbl))(\w.*)")
+_FACTORS = {
+    **dict.fromkeys(("e3", "K"), "thousand"),
+    **dict.fromkeys(("e6", "M"), "million"),
+    **dict.fromkeys(("e9", "G"), "billion"),
+    "e12": "trillion",
 }
 
 
@@ -107,6 +116,9 @@ def convert(arguments: Arguments) -> str | None:
         text += format_number(values[position], language=arguments.language)
         joint = values[position + 1]
         if joint not in _RANGE_WORDS:
+            factor = _FACTOR.fullmatch(joint)
+            if factor is not None:
+                text, joint = f"{text} {_FACTORS[factor.group(1)]}", factor.group(2)
             unit = _UNIT_SIGNS.get(joint, joint)
             if unit == "ft" and position + 3 < len(values) and values[position + 3] in ("in", "inch"):
                 return f"{text} ft {values[position + 2]} in"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.wikitext.centuries import french_century, spanish_century
+from pipeline.wikitext.centuries import century, french_century, spanish_century
 from pipeline.wikitext.citations import (
     bare_citation,
     bracketed_citation,
@@ -274,6 +274,7 @@ _MADE: dict[str, Callable[..., Renderer]] = {
     "abbreviation": _abbreviation,
     "argument": _argument,
     "around": _around,
+    "century": century,
     "french_century": french_century,
     "joined": _joined,
     "label": _linked_label,

@@ -189,6 +189,8 @@ def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[st
     if rendered == "" and outer.kind == "" and not starts_line:
         return GAP
     if rendered is not None:
+        if rendered[:1] in ("*", "#", ":", ";") and "\n" in rendered and not starts_line:
+            return "\n" + rendered  # as in MediaWiki, a list starts on a line of its own
         alone = starts_line and ends_line and "\u00b0" in rendered
         return "" if alone and _COORDINATES.fullmatch(rendered) else rendered
     if (

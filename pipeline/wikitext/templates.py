@@ -55,8 +55,8 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
             return _MARKUP_VARIABLES[head]
         if name in _TITLES:
             return page.title
-        if "fr" in wikis_of(page.language) and (ordinal := ordinal_template(head)) is not None:
-            return ordinal
+    if "fr" in wikis_of(page.language) and (ordinal := ordinal_template(head)) is not None:
+        return " ".join([ordinal, *_arguments(rest if bar else None, language=page.language).filled()])
     country = country_name(head.strip(), language=page.language)
     if country is not None:
         return render_country(country, _arguments(rest if bar else None, language=page.language))

@@ -193,11 +193,16 @@ def test_no_space_is_left_before_the_full_stops_of_other_scripts() -> None:
         ("fr", "Le {{1er}} {{M.|Dupont}} au {{n\u00b0|5}} du {{s-|I|er}}, XIX{{e}}.", "Le 1er M. Dupont au n\u00b0 5 "
          "du Ier si\u00e8cle, XIXe."),
         ("es", "En el {{siglo|XIX||s}} y el {{siglo|XX}}, {{siglo|I|a|S}}", "En el siglo XIX y el XX, Siglo I a. C."),
+        ("fr", "Le {{5e|arm\u00e9e}} et le {{XIXe}}.", "Le 5e arm\u00e9e et le XIXe."),
+        ("en", "It has {{convert|22|e6acre|km2}} and {{convert|3|Goilbbl}}.", "It has 22 million acre and 3 billion barrels."),
+        ("ca", "El {{segle|XIX}} i el {{segle|XIII|s}}.", "El segle XIX i el segle XIII."),
         # numbers with their units
         ("fr", "Il a {{nombre|12500|habitants}} et {{unit\u00e9|10|km||h|-1}}.", "Il a 12 500 habitants et 10 "
          "km\u22c5h\u207b\xb9."),
         ("it", "Ha {{M|12|k|B}}, {{M|61,5||km/h}}, {{M|5|0,1|m}} e {{Exp|1,9|19}} anni.",
          "Ha 12 kB, 61,5 km/h, 5 \xb1 0,1 m e 1,9\xd710\xb9\u2079 anni."),
+        # lists inside
+        ("en", "They are {{citation needed span|\n* a;\n* b.\n}}", "They are a; b."),
         # the same name on two wikis
         ("it", "{{S|archeologia}}\nL'arte \u00e8 vasta.", "L'arte \u00e8 vasta."),
         ("lt", "Festivalis ({{de|Fest}}) vyksta.", "Festivalis (Fest) vyksta."),
@@ -209,6 +214,15 @@ def test_inline_templates_show_their_text(language: str, markup: str, text: str)
     plain = wikitext_to_text(markup, names=wiki_names([language]), language=language, title="T")
     assert " ".join(plain.text.split()) == text
     assert plain.holes == ()
+
+
+@pytest.mark.parametrize(
+    ("language", "markup"),
+    [("ca", "Als {{segles|XIX|XX}} van venir."), ("es", "En los {{siglo|XIX|XX}} vinieron."),
+     ("pt", "Nos {{s\u00e9culo|XIX|XX}} vieram.")],
+)  # fmt: skip
+def test_two_centuries_in_one_template_never_become_one(language: str, markup: str) -> None:
+    assert whole_sentences(markup, language=language) == []
 
 
 def test_what_shows_nothing_vanishes_and_what_cannot_be_rendered_is_counted_by_name() -> None:
