@@ -194,7 +194,8 @@ def test_no_space_is_left_before_the_full_stops_of_other_scripts() -> None:
          "du Ier si\u00e8cle, XIXe."),
         ("es", "En el {{siglo|XIX||s}} y el {{siglo|XX}}, {{siglo|I|a|S}}", "En el siglo XIX y el XX, Siglo I a. C."),
         ("fr", "Le {{5e|arm\u00e9e}} et le {{XIXe}}.", "Le 5e arm\u00e9e et le XIXe."),
-        ("en", "It has {{convert|22|e6acre|km2}} and {{convert|3|Goilbbl}}.", "It has 22 million acre and 3 billion barrels."),
+        ("en", "It has {{convert|22|e6acre|km2}} and {{convert|3|Goilbbl}}.",
+         "It has 22 million acre and 3 billion barrels."),
         ("ca", "El {{segle|XIX}} i el {{segle|XIII|s}}.", "El segle XIX i el segle XIII."),
         # numbers with their units
         ("fr", "Il a {{nombre|12500|habitants}} et {{unit\u00e9|10|km||h|-1}}.", "Il a 12 500 habitants et 10 "
