@@ -1,5 +1,4 @@
-"""Renders templates that cite, doubt or sound: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x|y}}.
-Pure.
+"""Renders templates that cite, doubt or sound: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x.ogg|label}}. Pure.
 
 Marks of doubt wrap the doubted text in most wikis, and stand behind it in English. A renderer returns "" if the
 template shows nothing, or None if it does not understand the arguments.

@@ -42,9 +42,9 @@ _COPIES = {
 }
 _NOTHING = re.compile(
     "(?:infobox|taxobox|automatic taxobox|speciesbox|subspeciesbox|chembox|drugbox|navbox|sidebar|succession box|geobox"
-    "|portal|stub|use [a-z]+ (?:english|dates)|engvar|pp-|sfn|efn|epi |bots|nobots|link fa|link ga|unref|ref-[a-z]{2,3}"
+    "|portal|stub|use [a-z]+ (?:english|dates)|engvar|pp-|sfn|efn|bots|nobots|link fa|link ga|unref"
     "|\u0431\u0430\u0439\u0440\u0430\u043a/|\u0623\u064a\u0642\u0648\u0646\u0629 ).*"
-    "|.*(?:-stub| stub| icon|-icon| ikon|list of refs)|r/.*",
+    "|.*(?:-stub| stub| icon|-icon| ikon|list of refs)|r/.*|ref-[a-z]{2,3}",
     re.DOTALL,
 )
 _DOUBT = re.compile(".*(?:[a-z] needed|citation needed.*)")
