@@ -23,6 +23,18 @@ _TEXT_NAMES = (
     "\u6587",
     "content",
 )
+_DATE_NAMES = (
+    "date",
+    "data",
+    "datum",
+    "fecha",
+    "dato",
+    "dat",
+    "p\u00e4iv\u00e4ys",
+    "tarih",
+    "\u0434\u0430\u0442\u0430",
+    "time",
+)
 _DATE = re.compile(
     r"(?:19|20)\d\d[-/.]\d\d?(?:[-/.]\d\d?)?|\d\d?[-/.]\d\d?[-/.](?:19|20)\d\d|(?:19|20)\d{6}(?:\d{6})?"
     r"|dat[ae]|datum|fecha|dato|(?:19|20)\d\d\s?[\u5e74\ub144].{0,40}",
@@ -41,6 +53,8 @@ def doubted(arguments: Arguments) -> str | None:
     argument may be a date or a text with a year, as in {{cn|nel 1987}}."""
     text = wrapped(arguments) or ""
     filled = arguments.filled()
+    if text and any(map(arguments.named.get, _DATE_NAMES)):
+        return text
     if not text or _DATE.fullmatch(text) or (len(filled) > 1 and all(value.isdecimal() for value in filled)):
         return ""
     return None if _PERHAPS_DATE.fullmatch(text) else text

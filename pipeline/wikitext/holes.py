@@ -35,7 +35,11 @@ _MOST_OPEN = 8
 _MOST_CHARACTERS = 600
 _WORD = re.compile(r"\w+")
 _LAST_WORD = re.compile(r"(\w+)\W*$")
-_PRONUNCIATION = words("ipa afi api mfa \u043c\u0444\u0430 pron pronounced")
+_PRONUNCIATION = words(
+    "ipa afi api mfa \u043c\u0444\u0430 pron pronounced prononce prononcent prononc\u00e9 prononc\u00e9e ausgesprochen "
+    "pronuncia pronunciado pronunciada pronunciato pronunciata uttalas uttalat uttales udtales uitgesproken wymawia "
+    "wymawiane \u043f\u0440\u043e\u0438\u0437\u043d\u043e\u0441\u0438\u0442\u0441\u044f"
+)
 
 
 def settle_marks(line: str) -> str:
@@ -85,6 +89,15 @@ class _Parenthesis:
         before a parenthesis, do not count."""
         last = self.items[-1][-1][-1] if self.items[-1] else ""
         return last.isalnum() and last < "\u1100"
+
+    def introduces(self, opening: str) -> bool:
+        """Return whether the text so far leads to the pronunciation in the parenthesis that opens next. Brackets are
+        only a remark after a title in bold or italics, or after another parenthesis."""
+        text = "".join(self.items[-1][-4:])[-60:].rstrip()
+        last = _LAST_WORD.search(text)
+        if last is not None and last.group(1).casefold() in _PRONUNCIATION:
+            return True
+        return opening == "[" and not text.endswith(("''", ")", "\uff09", "]"))
 
     def remove_space(self) -> None:
         """Remove white space at the end, as far as the last piece reaches."""
@@ -146,6 +159,9 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
     text = "".join(kept).lstrip(_POINTS + " ").rstrip()
     if text:
         outer.add(inner.opening + text + closing)
+        return
+    if not outer.opening and outer.introduces(inner.opening):  # "pronounced [...]" is not complete without it
+        outer.take(inner, inner.text() + closing)
         return
     outer.remove_space()
     if inner.opening == "[" and outer.opening:  # "also [...]" says nothing without its pronunciation

@@ -47,6 +47,7 @@ def test_the_text_of_marks_of_doubt_stays_in_the_italian_case(shared_data: Path)
         ("fr", "Il est {{refnec|le plus haut|date=mai 2010}} et {{quand|r\u00e9cent}}, dit {{qui|on}}{{r\u00e9f "
          "n\u00e9cessaire}}.",
          "Il est le plus haut et r\u00e9cent, dit on."),
+        ("fr", "En {{refnec|date=mai 2011|1693}}, il vint.", "En 1693, il vint."),
         ("fr", "De l'{{R\u00e9f\u00e9rence n\u00e9cessaire|\u00e9change}} est {{pas clair|dit}} ici.", "De "
          "l'\u00e9change est dit ici."),
         ("sv", "Det \u00e4r {{k\u00e4lla beh\u00f6vs|den st\u00f6rsta|datum=2016-02}} staden{{k\u00e4lla "
@@ -97,6 +98,9 @@ def test_what_may_be_a_date_or_a_text_drops_the_sentence(language: str, markup: 
         "Of f({{x}}) = 2 there is more.",
         "It is pronounced {{IPA|x}} in French.",
         "It is {{IPA-fr|x|lang}}, they say.",
+        "It is pronounced [{{IPA|x}}].",
+        "It is pronounced ({{IPA|x}}) in French.",
+        "The sound [{{IPA|x}}] is here.",
         "The letter {{angbr|{{IPA|a}}}} is used.",
         "It is said as {{respell|ASS|kee}} here.",
         "According to {{cite book|title=X}}, it is old.",
