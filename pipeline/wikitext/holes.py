@@ -85,10 +85,10 @@ class _Parenthesis:
         self.has_hole |= inner.has_hole
 
     def ends_with_letter(self) -> bool:
-        """Return whether a letter or digit stands last. Those of Chinese, Japanese and Korean, which need no space
-        before a parenthesis, do not count."""
+        """Return whether a letter or digit stands last. Those of scripts from Thai to Korean, which need
+        no space before a parenthesis, do not count."""
         last = self.items[-1][-1][-1] if self.items[-1] else ""
-        return last.isalnum() and last < "\u1100"
+        return last.isalnum() and last < "\u0e00"
 
     def introduces(self, opening: str) -> bool:
         """Return whether the text so far leads to the pronunciation in the parenthesis that opens next. Brackets are

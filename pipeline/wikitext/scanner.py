@@ -106,11 +106,9 @@ class _Frame:
         self.start = start
         self.parts: list[str] = []
 
-    def at_line_start(self) -> bool:
-        for part in reversed(self.parts):
-            if part:
-                return part.endswith(("\n", BREAK))
-        return True
+    def last(self) -> str:
+        """Return the last character so far, or a line break if there is none."""
+        return next((part[-1] for part in reversed(self.parts) if part), "\n")
 
     def ends_unfinished(self) -> bool:
         """Return whether the text so far ends with a line of running text whose last sentence is not finished."""
@@ -182,9 +180,12 @@ _AFTER_BOX = re.compile(rf"\{{\{{|\[\[[^\[\]{{}}|\n]{{1,40}}:|'''|{BREAK}")
 
 def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[str], *, page: TemplatePage) -> str:
     content = "".join(closed.parts)
-    rendered = render_template(content, page=page)
+    last = outer.last()
+    # Unspaced scripts, from Thai on, have no space before a template that wraps text.
+    glued = last in ".!?;" or (last.isalnum() and last < "\u0e00")
+    rendered = render_template(content, page=page, glued=glued)
     end = token.end()
-    starts_line = outer.at_line_start()
+    starts_line = last in ("\n", BREAK)
     ends_line = end == len(text) or text[end] == "\n"
     if rendered == "" and outer.kind == "" and not starts_line:
         return GAP

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.wikitext.centuries import ordinal_template
+from pipeline.wikitext.citations import doubted
 from pipeline.wikitext.countries import country_name, render_country
 from pipeline.wikitext.names import fold_name, language_codes, words
 from pipeline.wikitext.quantities import Arguments, Renderer, format_number
@@ -44,8 +45,12 @@ class TemplatePage:
         return mark + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
 
-def render_template(content: str, *, page: TemplatePage) -> str | None:
-    """Return the text of `{{content}}`, "" if the template shows nothing, or None if it is unknown."""
+def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | None:
+    """Return the text of `{{content}}`, "" if the template shows nothing, or None if it is unknown.
+
+    `glued` says that a letter or the end of a sentence stands before the template without a space. A mark of doubt then
+    wraps no text, and its argument is a reason.
+    """
     head, bar, rest = content.partition("|")
     name = fold_name(head)
     if name.startswith(("subst:", "safesubst:", "template:", "msgnw:")):
@@ -65,6 +70,8 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
     renderer = find_renderer(name, language=page.language) or _language_renderer(name, head.strip(), page=page)
     if renderer is None:
         return None
+    if glued and renderer is doubted:
+        return ""
     rendered = renderer(_arguments(rest if bar else None, language=page.language))
     return page.hole(head, mark=ASIDE) if rendered == ASIDE else rendered
 

@@ -60,6 +60,8 @@ def test_the_text_of_marks_of_doubt_stays_in_the_italian_case(shared_data: Path)
          "fontes|data=x}}.", "\u00c9 a maior cidade."),
         ("pl", "Jest {{fakt|najwi\u0119kszym}} miastem{{fakt|data=2012-03}}.", "Jest najwi\u0119kszym miastem."),
         ("nl", "Het is {{bron?|de grootste|2011|05|07}} stad{{Bron?||2011|05|07}}.", "Het is de grootste stad."),
+        ("nl", "Het is zijn stad{{Bron?|Hoe dan?}}.{{Bron?|Waar staat dat?|2011|05|07}} Na een jaar.",
+         "Het is zijn stad. Na een jaar."),
         ("ru", "\u042d\u0442\u043e {{\u043d\u0435\u0442 \u0410\u0418 "
          "2|\u0431\u043e\u043b\u044c\u0448\u043e\u0439|3|01|2018}} "
          "\u0433\u043e\u0440\u043e\u0434{{\u041d\u0435\u0442 \u0410\u0418|3|01|2018}}.",
