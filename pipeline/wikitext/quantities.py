@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pipeline.wikitext.tags import raise_digits
 
@@ -29,6 +29,8 @@ class Arguments(NamedTuple):
         """Return the positional arguments that are not empty."""
         return [value for value in self.positional if value]
 
+
+Renderer: TypeAlias = Callable[[Arguments], str | None]
 
 # ---- numbers, units, money ----
 
@@ -93,6 +95,15 @@ _UNIT_SIGNS = {
     "PD/km2": "/km\u00b2",
     "ftin": "ft",
     "deg": "\u00b0",
+    "oilbbl": "barrels",
+    "oilbbl/d": "barrels per day",
+}
+_FACTOR = re.compile(r"(e3|e6|e9|e12|[KMG](?=oilbbl))(\w.*)")
+_FACTORS = {
+    **dict.fromkeys(("e3", "K"), "thousand"),
+    **dict.fromkeys(("e6", "M"), "million"),
+    **dict.fromkeys(("e9", "G"), "billion"),
+    "e12": "trillion",
 }
 
 
@@ -105,6 +116,9 @@ def convert(arguments: Arguments) -> str | None:
         text += format_number(values[position], language=arguments.language)
         joint = values[position + 1]
         if joint not in _RANGE_WORDS:
+            factor = _FACTOR.fullmatch(joint)
+            if factor is not None:
+                text, joint = f"{text} {_FACTORS[factor.group(1)]}", factor.group(2)
             unit = _UNIT_SIGNS.get(joint, joint)
             if unit == "ft" and position + 3 < len(values) and values[position + 3] in ("in", "inch"):
                 return f"{text} ft {values[position + 2]} in"
@@ -129,14 +143,47 @@ def value(arguments: Arguments) -> str | None:
     return f"{text} {unit}".rstrip()
 
 
-def unit_fr(arguments: Arguments) -> str | None:
-    """Render a number and its unit, for French templates that give the unit's exponents as separate arguments. Return
-    None if there is no number."""
-    filled = arguments.filled()
-    if not filled:
+def measure(arguments: Arguments) -> str | None:
+    """Render the Italian {{M|12|k|B}}, a number with a unit and its prefix, or {{M|12|0.1|km}}, with an uncertainty.
+    Return None without a number."""
+    number, error, unit = [*arguments.positional, "", "", ""][:3]
+    if not number:
         return None
-    unit = "".join(raise_digits(part) if part.lstrip("-").isdigit() else part for part in filled[1:])
-    return f"{format_number(filled[0], language=arguments.language)} {unit}".rstrip()
+    text = format_number(number, language=arguments.language)
+    if re.match(r"[+-]?\d", error):
+        text += f" \u00b1 {error.lstrip('+-')}"
+        error = ""
+    power = arguments.named.get("e") or ""
+    if power:
+        text += "\u00d710" + raise_digits(power.replace("-", "\u2212"))
+    unit = error.strip("-") + unit.strip("-") or arguments.named.get("u") or arguments.named.get("ul") or ""
+    return f"{text} {unit}".rstrip()
+
+
+def scientific(arguments: Arguments) -> str | None:
+    """Render {{exp|1.9|19}} as a number times a power of ten, or return None without both."""
+    if not arguments.at(1) or not arguments.at(2):
+        return None
+    return f"{arguments.at(1)}\u00d710" + raise_digits(arguments.at(2).replace("-", "\u2212"))
+
+
+def unit_fr(arguments: Arguments) -> str | None:
+    """Render a number and its unit, for French templates that give the exponent after each unit: 10 km/h from
+    {{unite|10|km||h|-1}}. Return None without a number."""
+    number, *units = arguments.positional or [""]
+    if not number:
+        return None
+    text = format_number(number, language=arguments.language)
+    power = arguments.named.get("e")
+    if power:
+        text += "\u00d710" + raise_digits(power.replace("-", "\u2212"))
+    shown = ""
+    for position, unit in enumerate(units):
+        if unit.lstrip("-\u2212").isdecimal():
+            shown += raise_digits(unit)
+        elif unit:
+            shown += ("\u22c5" if position and shown else "") + unit
+    return f"{text} {shown}".rstrip()
 
 
 def fraction(arguments: Arguments) -> str | None:
@@ -164,20 +211,25 @@ def track_gauge(arguments: Arguments) -> str | None:
     return f"{format_number(found.group(1), language=arguments.language)} {found.group(2)}" if found else None
 
 
+_DEGREE_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _DEGREES = ("\u00b0", "\u2032", "\u2033")
 
 
 def coordinates(arguments: Arguments) -> str | None:
-    """Render coordinates in a sentence, such as {{coord|13|19|N|169|9|W}}, or return "" if they are shown beside the
-    title or not understood."""
-    if "title" in arguments.named.get("display", "inline") or arguments.named.get("display") == "t":
+    """Render coordinates in a sentence, such as {{coord|13|19|N|169|9|W}} and {{coord|1.5|-2}}. Return "" if they are
+    shown beside the title, and None if they are not understood."""
+    display = arguments.named.get("display", "inline").replace(" ", "").split(",")
+    if not {"inline", "i", "it", "ti"} & set(display):
         return ""
     values = arguments.positional
+    if len(values) > 1 and all(map(_DEGREE_NUMBER.fullmatch, values[:2])) and not set(values) & set("NSEWO"):
+        pairs = zip(values, ("NS", "EW"), strict=False)
+        return " ".join(f"{value.lstrip('-')}\u00b0{sign[value.startswith('-')]}" for value, sign in pairs)
     shown: list[str] = []
-    for hemispheres in ("NS", "EW"):
+    for hemispheres in ("NS", "EWO"):
         end = next((place for place, value in enumerate(values) if value and value in hemispheres), -1)
         if not 1 <= end <= 3 or not all(re.fullmatch(r"[\d.]+", value) for value in values[:end]):
-            return ""
+            return None
         shown.append("".join(map("".join, zip(values[:end], _DEGREES, strict=False))) + values[end])
         values = values[end + 1 :]
     return " ".join(shown)
@@ -229,9 +281,10 @@ def words_of_date(arguments: Arguments) -> str | None:
     filled = arguments.filled()
     if len(filled) == 1:
         return filled[0]
-    if len(filled) >= 3 and not filled[1].isdecimal():
-        return " ".join(filled[:3])
-    return " ".join(filled) if len(filled) == 2 else None
+    day, month, year = [*arguments.positional, "", ""][:3]
+    if not month or month.isdecimal() or not (day or year) or (year and not year[0].isdecimal()):
+        return None
+    return " ".join(part for part in (day, month, year) if part)
 
 
 def age(arguments: Arguments) -> str | None:

@@ -1,4 +1,4 @@
-"""Renderers of common inline templates. Pure. templates.tsv maps the names of templates to renderers.
+"""Renderers of common inline templates. Pure. templates.tsv maps the names of templates to renderers (see tables.py).
 
 A renderer turns a template's arguments into text. It returns "" if the template shows nothing, or None if it does not
 understand the arguments (the sentence is then dropped).
@@ -6,15 +6,26 @@ understand the arguments (the sentence is then dropped).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import TypeAlias
 
+from pipeline.wikitext.centuries import century, french_century, spanish_century
+from pipeline.wikitext.citations import (
+    bare_citation,
+    bracketed_citation,
+    cited_work,
+    doubted,
+    english_verse,
+    sound,
+    textual_citation,
+    verse,
+    verse_number,
+    wrapped,
+)
 from pipeline.wikitext.countries import country_name
+from pipeline.wikitext.names import language_codes
 from pipeline.wikitext.quantities import (
     Arguments,
+    Renderer,
     age,
     as_of,
     convert,
@@ -22,15 +33,29 @@ from pipeline.wikitext.quantities import (
     english_date,
     format_number,
     fraction,
+    measure,
     money,
+    scientific,
     track_gauge,
     unit_fr,
     value,
     words_of_date,
 )
-from pipeline.wikitext.tags import BREAK, lower_digits, raise_digits
+from pipeline.wikitext.tags import ASIDE, BREAK, PIPE, lower_digits, raise_digits
 
-Renderer: TypeAlias = Callable[[Arguments], str | None]
+
+def nothing(arguments: Arguments) -> str | None:
+    """Render a template that shows nothing in a sentence."""
+    return ""
+
+
+def _hole(arguments: Arguments) -> str | None:
+    """Render a template whose text is not in its arguments."""
+    return None
+
+
+def _pronunciation(arguments: Arguments) -> str | None:
+    return ASIDE
 
 
 def _argument(position: int) -> Renderer:
@@ -54,11 +79,19 @@ def _around(before: str, after: str = "") -> Renderer:
     return lambda arguments: before + arguments.at(1) + after if arguments.at(1) else None
 
 
+def _abbreviation(before: str, separator: str = "\u2013") -> Renderer:
+    """Return a renderer of an abbreviation and the word or the one or two numbers after it, each perhaps missing."""
+    return lambda arguments: (before + separator.join(arguments.filled()[:2])).rstrip()
+
+
 # ---- names of things ----
 
 
 def _interlanguage(arguments: Arguments) -> str | None:
-    return arguments.named.get("lt") or arguments.named.get("display") or arguments.at(1) or None
+    first = arguments.at(1)
+    if first in language_codes() and arguments.at(2):  # the old order: {{ill|de|title there|title here|label}}
+        return arguments.at(4) or arguments.at(3) or arguments.at(2)
+    return arguments.named.get("lt") or arguments.named.get("display") or first or None
 
 
 def _linked_label(position: int) -> Renderer:
@@ -190,41 +223,69 @@ def _shown(arguments: Arguments) -> str | None:
     return arguments.at(1)
 
 
-def _citation(arguments: Arguments) -> str | None:
-    return arguments.at(1) if arguments.language == "fr" else ""
+def _country(arguments: Arguments) -> str | None:
+    return country_name(arguments.at(1), language=arguments.language)
 
 
-# ---- renderers by template ----
+def _music(arguments: Arguments) -> str | None:
+    return _MUSIC.get(arguments.at(1).casefold())
+
+
+_MUSIC = {
+    **dict.fromkeys(("flat", "b", "\u266d", "b\u00e9mol", "bemolle"), "\u266d"),
+    **dict.fromkeys(("sharp", "#", "\u266f", "di\u00e8se", "diesis"), "\u266f"),
+    **dict.fromkeys(("natural", "n", "\u266e", "b\u00e9carre"), "\u266e"),
+}
+
+
+def _second(arguments: Arguments) -> str | None:
+    return arguments.at(2)
+
+
+def _columns(arguments: Arguments) -> str | None:
+    text = arguments.named.get("content") or _last(arguments)
+    return f"{BREAK}{text}{BREAK}" if text else BREAK
+
+
+def _twin_town(arguments: Arguments) -> str | None:
+    country, town, year = [value.rpartition(PIPE)[2] for value in [*arguments.positional, "", "", ""][:3]]
+    return (f"{town}, dal {year}" if year.isdecimal() else town) if town else country or None
+
+
+def _unless_article(arguments: Arguments) -> str | None:
+    """Render the German {{Coordinate|...}}, which is shown beside the title unless `text` is given."""
+    return "" if "article" in arguments.named and "text" not in arguments.named else None
+
+
+# ---- renderers by kind ----
 
 _PLAIN: dict[str, Renderer] = {
     renderer.__name__.removeprefix("_"): renderer
     for renderer in (
-        age, as_of, _chemical, _chinese, _circa, _citation, convert, coordinates, english_date, _flag_country, fraction,
-        _french_link, _interlanguage, _italian_flag, _japanese, _language_text, _last, _number, _other_language,
-        _power_of_ten, _quotation, _reign, _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript,
-        _third_label, track_gauge, unit_fr, value, words_of_date,
+        age, as_of, bare_citation, bracketed_citation, _chemical, _chinese, _circa, cited_work, _columns, convert,
+        coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link, _hole,
+        _interlanguage, _italian_flag, _japanese, _language_text, _last, measure, _music, nothing, _number,
+        _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _second, _ship_class, _shown,
+        _sic, _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation, _third_label,
+        track_gauge, _twin_town, unit_fr, _unless_article, value, verse_number, words_of_date, wrapped,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {
+    "abbreviation": _abbreviation,
     "argument": _argument,
     "around": _around,
-    "century": lambda after, before="": _around(before, after),
+    "century": century,
+    "french_century": french_century,
     "joined": _joined,
     "label": _linked_label,
     "money": money,
     "ship": _ship,
+    "sound": sound,
     "text": _constant,
+    "verse": verse,
 }
 
 
-@cache
-def renderers() -> dict[str, Renderer]:
-    """Return the renderers that templates.tsv lists, by template name (in the form of fold_name)."""
-    table: dict[str, Renderer] = {}
-    for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
-        if line.startswith("# "):
-            continue
-        kind, parameters, names = line.split("\t")
-        renderer = _MADE[kind](*json.loads(parameters)) if kind in _MADE else _PLAIN[kind]
-        table.update(dict.fromkeys(names.split("|"), renderer))
-    return table
+def make_renderer(kind: str, *parameters: str | int) -> Renderer:
+    """Return the renderer that templates.tsv calls `kind`, with its parameters."""
+    return _MADE[kind](*parameters) if kind in _MADE else _PLAIN[kind]

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.wikitext.holes import MARK, settle_marks
 from pipeline.wikitext.links import resolve_external_links, resolve_link
 from pipeline.wikitext.names import WikiNames
-from pipeline.wikitext.tags import BREAK, EQUALS, HOLE, PIPE, RESERVED, remove_comments, resolve_tags
+from pipeline.wikitext.tags import BREAK, EQUALS, GAP, PIPE, RESERVED, remove_comments, resolve_tags
 from pipeline.wikitext.templates import TemplatePage, render_template
 
 
@@ -81,14 +82,10 @@ class PlainText:
     def hole_in(self, sentence: str) -> str | None:
         """Return the name of the first missing template in a sentence of this text, or None if the sentence is
         complete."""
-        found = _HOLE.search(sentence)
+        found = MARK.search(sentence)
         if found is None:
             return None
         return self.holes[int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in found.group()[1:]), 16)]
-
-
-# A hole is HOLE and a hexadecimal number. Its digits are noncharacters too, so that no sentence splitter cuts it.
-_HOLE = re.compile(f"{HOLE}[\ufde0-\ufdef]*")
 
 
 # ---- brackets: templates, links, tables ----
@@ -110,11 +107,14 @@ class _Frame:
         self.start = start
         self.parts: list[str] = []
 
-    def at_line_start(self) -> bool:
-        for part in reversed(self.parts):
-            if part:
-                return part.endswith(("\n", BREAK))
-        return True
+    def last(self) -> str:
+        """Return the last character so far, or a line break if there is none."""
+        return next((part[-1] for part in reversed(self.parts) if part), "\n")
+
+    def ends_unfinished(self) -> bool:
+        """Return whether the text so far ends with a line of running text whose last sentence is not finished."""
+        last = "".join(part[-200:] for part in self.parts[-8:]).removesuffix("\n").rpartition("\n")[2]
+        return last[:1] not in "*#:;=|!-{ \t" and (last[-1].isalnum() or last[-1] == ",")
 
 
 def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
@@ -176,19 +176,31 @@ def _protect(rendered: str) -> str:
     return rendered.replace("=", EQUALS) if "=" in rendered else rendered
 
 
+# What follows a box on its line: another template, a file or category, the title in bold, or a new paragraph.
+_AFTER_BOX = re.compile(rf"\{{\{{|\[\[[^\[\]{{}}|\n]{{1,40}}:|'''|{BREAK}")
+
+
 def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[str], *, page: TemplatePage) -> str:
     content = "".join(closed.parts)
-    rendered = render_template(content, page=page)
-    if rendered is not None:
-        return rendered
+    last = outer.last()
+    # Unspaced scripts, from Thai on, have no space before a template that wraps text.
+    glued = last in ".!?;" or (last.isalnum() and last < "\u0e00")
+    rendered = render_template(content, page=page, glued=glued)
     end = token.end()
-    following = text[end : end + 3]
-    starts_line = outer.at_line_start()
-    ends_line = not following or following[0] == "\n"
+    starts_line = last in ("\n", BREAK)
+    ends_line = end == len(text) or text[end] == "\n"
+    if rendered == "" and outer.kind == "" and not starts_line:
+        return GAP
+    if rendered is not None:
+        if rendered[:1] in ("*", "#", ":", ";") and "\n" in rendered and not starts_line:
+            return "\n" + rendered  # as in MediaWiki, a list starts on a line of its own
+        alone = starts_line and ends_line and "\u00b0" in rendered
+        return "" if alone and _COORDINATES.fullmatch(rendered) else rendered
     if (
         outer.kind == ""
         and starts_line
-        and (ends_line or "\n" in text[closed.start : end] or following.startswith(("{{", "[[", "'''", BREAK)))
+        and (ends_line or "\n" in text[closed.start : end] or _AFTER_BOX.match(text, end))
+        and not (ends_line and outer.ends_unfinished() and text[end + 1 : end + 2].isalnum())
     ):
         return "\n"  # a box, a notice, an infobox: not inside a sentence
     return page.hole(content.partition("|")[0])
@@ -273,34 +285,29 @@ _ENTITY = re.compile(r"&(?:#(\d{1,7})|#[xX]([0-9A-Fa-f]{1,6})|([A-Za-z][A-Za-z0-
 _QUOTES = re.compile("'{2,}")
 _LEFT_OVER = re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}")
 _BROKEN_TAG = re.compile(r"</?(?:br|ref|small|sup|sub|div|span|center|font|nowiki|p|b|i|u)\b/?<?(?![\w>])", re.I)
-_AROUND_FOOTNOTE = re.compile(
-    rf"(?<=[^\s(\[\u201c\u2018\u00ab{HOLE}\ufde0-\ufdef\-])(?:{HOLE}[\ufde0-\ufdef]*)+(?=[\s.,;:!?)\]]|$)"
-)
-_IN_PARENTHESES = re.compile(rf"\s?[(\uff08][^()\uff08\uff09{HOLE}]{{0,300}}{HOLE}[^()\uff08\uff09]{{0,300}}[)\uff09]")
-_NO_WORD = re.compile(r"\W*")  # holes are not word characters
-_HOLES_BEFORE = re.compile(rf"^(?:{HOLE}[\ufde0-\ufdef]*\s*)+(?='')")
 _EMPTY_PARENTHESES = re.compile(r"\s?[(\uff08][\s,;:\u060c\u061b\u3001\u2013/-]*[)\uff09]")
 _PARENTHESIS_START = re.compile(r"([(\uff08])\s*(?:[,;:\u060c\u061b\u3001]\s*)+")
 _PARENTHESIS_END = re.compile(r"(?:\s*[,;:\u060c\u061b\u3001]){0,4}\s*([)\uff09])")
 _ODD_PARENTHESIS = re.compile(
     r"[(\uff08][\s,;:)\uff09\u060c\u061b\u3001\u2013/-]|[\s,;:\u060c\u061b\u3001][)\uff09]|[,;]\s?;"
 )
-_SPACE_BEFORE_POINT = re.compile(r"\s+([,.])(?=\s|$)")
+_SPACE_BEFORE_POINT = re.compile(
+    r" (?:(,(?=[,.](?:\s|$))|[,.](?=[\s\"'\u201d\u00bb)\]]|$))|([\u060c\u06d4\u0964\u3001\u3002\uff0c]))"
+)
+_SPACED_POINTS = (" \u060c", " \u06d4", " \u0964", " \u3001", " \u3002", " \uff0c")
+_COMMA_BEFORE_POINT = re.compile(r"(?<![,;\u060c])[,;\u060c]+([,.\u060c\u06d4])(?=\s|$)")
+_COORDINATES = re.compile(r"[\d.\u00b0\u2032\u2033 NSEWO]+")  # shown beside the title
 _DOUBLE_POINT = re.compile(r"[,;\u060c]\s*(?=[;)\uff09])")
 
 
 def _finish_line(line: str) -> str:
-    if HOLE in line:
-        line = _IN_PARENTHESES.sub("", _HOLES_BEFORE.sub("", line))
-        line = _AROUND_FOOTNOTE.sub("", line)
-        if _NO_WORD.fullmatch(line):
-            return ""
+    line = settle_marks(line)
     if "''" in line:
         line = _remove_quotes(line)
     if PIPE in line or EQUALS in line:
         line = line.replace(PIPE, "|").replace(EQUALS, "=")
     if "[[" in line or "]]" in line or "{{" in line or "}}" in line or "{|" in line or "|}" in line:
-        line = _LEFT_OVER.sub("", line)
+        line = _LEFT_OVER.sub(" ", _LEFT_OVER.sub("", line))  # "[{|[" leaves "[[" first
     if "<" in line:
         line = _BROKEN_TAG.sub(" ", line)
     if "&" in line:
@@ -310,9 +317,11 @@ def _finish_line(line: str) -> str:
         line = _DOUBLE_POINT.sub("", line)
         line = _PARENTHESIS_START.sub(r"\1", _EMPTY_PARENTHESES.sub("", line))
         line = _PARENTHESIS_END.sub(r"\1", line)
-    if " ," in line or " ." in line:
-        line = _SPACE_BEFORE_POINT.sub(r"\1", line)
-    return line.strip()
+    if " ," in line or " ." in line or (not line.isascii() and any(map(line.__contains__, _SPACED_POINTS))):
+        line = _SPACE_BEFORE_POINT.sub(r"\1\2", line)
+    if ",," in line or ",." in line or ";," in line or ";." in line or "\u060c" in line:
+        line = _COMMA_BEFORE_POINT.sub(r"\1", line)
+    return "" if "\u00b0" in line and _COORDINATES.fullmatch(line) else line.strip()
 
 
 def _decode_entity(found: re.Match[str]) -> str:

@@ -16,6 +16,8 @@ HOLE = "\ufdd0"
 PIPE = "\ufdd1"
 EQUALS = "\ufdd2"
 BREAK = "\ufdd3"
+GAP = "\ufdda"
+ASIDE = "\ufddb"
 RESERVED = re.compile("[\ufdd0-\ufdef]")
 
 _COMMENT_ON_ITS_LINE = re.compile(r"\n[ \t]*\Z")

@@ -9,21 +9,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pipeline.wikitext.centuries import ordinal_template
+from pipeline.wikitext.citations import doubted
 from pipeline.wikitext.countries import country_name, render_country
 from pipeline.wikitext.names import fold_name, language_codes, words
-from pipeline.wikitext.quantities import Arguments, format_number
-from pipeline.wikitext.renderers import renderers
-from pipeline.wikitext.tags import EQUALS, HOLE, PIPE
-from pipeline.wikitext.vanishing import vanishes
+from pipeline.wikitext.quantities import Arguments, Renderer, format_number
+from pipeline.wikitext.renderers import make_renderer, nothing
+from pipeline.wikitext.tables import find_renderer, wikis_of
+from pipeline.wikitext.tags import ASIDE, EQUALS, HOLE, PIPE
 
 _DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF0))))
 _CASES = {"lc": str.lower, "uc": str.upper}
 _MARKUP_VARIABLES = {"!": PIPE, "=": EQUALS, "(": "(", ")": ")", "!!": "", "!-": "", "-": "", "\\": " "}
 _TITLES = words("pagename fullpagename basepagename subpagename pagenamee fullpagenamee articlepagename")
 _LANGUAGE_TEMPLATE = re.compile(
-    r"(?:lang|lang-|langue-|llang-|lang )([a-z]{2,3}(?:-[a-z0-9]+)*)|\u0644\u063a\u0629-\w+"  # Arabic "language-"
+    r"(?:lang|lang-|langue-|llang-|lang |dil-|vol-|val-|bi-)([a-z]{2,3}(?:-[a-z0-9]+)*)"
+    r"|\u0644\u063a\u0629-\w+"  # Arabic "language-"
 )
-_CENTURY = re.compile(r"[IVXL]+(?:e si\u00e8cle|er si\u00e8cle|vet)")
+_GERMAN_LANGUAGE = re.compile(r"[A-Z][a-z]{1,2}S")  # {{EnS|text}}, {{RuS|text}}
+_COUNTING = ("number", "pages", "current", "local", "revision", "server", "site", "page")
 
 
 @dataclass
@@ -35,15 +39,20 @@ class TemplatePage:
     language: str
     holes: list[str]
 
-    def hole(self, name: str) -> str:
-        """Add `name` to `holes` and return a mark for the missing template: HOLE and the index of the name."""
+    def hole(self, name: str, *, mark: str = HOLE) -> str:
+        """Add `name` to `holes` and return a mark for the missing template: `mark` and the index of the name. The index
+        is written in noncharacters too, so that no sentence splitter cuts the mark."""
         self.holes.append(" ".join(name.split())[:80])
-        return HOLE + f"{len(self.holes) - 1:x}".translate(_DIGITS)
+        return mark + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
 
-def render_template(content: str, *, page: TemplatePage) -> str | None:
+def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | None:
     """Return the text of `{{content}}`, "" if the template shows nothing, or None if the template is unknown or its
-    arguments are not understood."""
+    arguments are not understood.
+
+    `glued` says that a letter or the end of a sentence stands before the template without a space. A mark of doubt then
+    wraps no text, and its argument is a reason.
+    """
     head, bar, rest = content.partition("|")
     name = fold_name(head)
     if name.startswith(("subst:", "safesubst:", "template:", "msgnw:")):
@@ -53,21 +62,31 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
             return _MARKUP_VARIABLES[head]
         if name in _TITLES:
             return page.title
-        if head == name and name in language_codes():
-            return ""  # the template only marks a source's language
-        if _CENTURY.fullmatch(head.strip()):
-            return head.strip()
+    if "fr" in wikis_of(page.language) and (ordinal := ordinal_template(head)) is not None:
+        return " ".join([ordinal, *_arguments(rest if bar else None, language=page.language).filled()])
     country = country_name(head.strip(), language=page.language)
     if country is not None:
         return render_country(country, _arguments(rest if bar else None, language=page.language))
     if ":" in name or name.startswith("#"):
         return _render_function(name, head, rest, page=page)
-    renderer = renderers().get(name)
-    if renderer is None and _LANGUAGE_TEMPLATE.fullmatch(name):
-        renderer = renderers()["lang-xx"]
-    if renderer is not None:
-        return renderer(_arguments(rest if bar else None, language=page.language))
-    return "" if vanishes(name) else None
+    renderer = find_renderer(name, language=page.language) or _language_renderer(name, head.strip(), page=page)
+    if renderer is None:
+        return None
+    if glued and renderer is doubted:
+        return ""
+    rendered = renderer(_arguments(rest if bar else None, language=page.language))
+    return page.hole(head, mark=ASIDE) if rendered == ASIDE else rendered
+
+
+def _language_renderer(name: str, head: str, *, page: TemplatePage) -> Renderer | None:
+    """Return the renderer of a template that is named by a language, such as {{lang-de|text}}, or None."""
+    if name in language_codes() and (
+        head == name or "en" not in wikis_of(page.language)
+    ):  # without a text, the template only marks a source's language
+        return make_renderer("shown")
+    if _LANGUAGE_TEMPLATE.fullmatch(name) or (page.language == "de" and _GERMAN_LANGUAGE.fullmatch(head)):
+        return make_renderer("other_language")
+    return None
 
 
 def _arguments(rest: str | None, *, language: str) -> Arguments:
@@ -114,6 +133,7 @@ def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> 
         return ""
     # DEFAULTSORT, DISPLAYTITLE and their translations, in capitals, set something and show nothing.
     word = head.partition(":")[0].strip()
-    if word.isupper() or function in ("defaultsort", "displaytitle"):
+    if (word.isupper() and not function.startswith(_COUNTING)) or function in ("defaultsort", "displaytitle"):
         return ""
-    return "" if vanishes(function) else None
+    renderer = find_renderer(function, language=page.language)
+    return "" if renderer is nothing else None

@@ -24,7 +24,7 @@ LARGER = {
     "json-wikipedia/en-Phantom_kangaroo": NO_XML % ("en-Phantom_kangaroo", "==France=="),
     "json-wikipedia/en-mercedes.xml": TOO_FEW,
     "json-wikipedia/it-categories.xml.gz": r"it-categories.*: no article in this source .*34738 not_main_namespace",
-    "json-wikipedia/it-small-dump.xml.gz": 556,
+    "json-wikipedia/it-small-dump.xml.gz": 555,
     "json-wikipedia/misc-wikipedia-small-test.xml.bz2": 3,
     "multistream-repacked/enwiki-gensim206-pages-articles-multistream-index.txt.bz2": NO_XML % ("index.*", "638:10:"),
     "multistream-repacked/enwiki-gensim206-pages-articles-multistream.xml.bz2": 106,

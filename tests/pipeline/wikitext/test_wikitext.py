@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from pipeline.wikitext import countries
 from pipeline.wikitext.names import wiki_names
-from pipeline.wikitext.renderers import renderers
 from pipeline.wikitext.scanner import PageBudget, PageOverBudgetError, PlainText, check_budget, wikitext_to_text
-from pipeline.wikitext.vanishing import vanishes
+from pipeline.wikitext.tables import find_renderer, read_table
 
 ENGLISH = wiki_names(["en"])
 COUNTRIES = Path(countries.__file__).with_suffix(".tsv")
@@ -128,11 +127,14 @@ def test_rules_by_hand(markup: str, text: str) -> None:
         ("He said: {{quote|Yes {{nowrap|a}}.|Me}} Then.", "He said:\nYes a.\nThen."),
         ("{{PAGENAME}} {{lc:ABC}} {{ucfirst:abc}} {{uc:a}} {{lcfirst:ABC}}", "T abc Abc A aBC"),
         ("in 1900{{citation needed|date=x}}, b.{{sfn|A|1}}{{r|a}} C", "in 1900, b. C"),
-        ("word{{mystery footnote}} next", "word next"),
         ("{{{1|default}}} a", "default a"),
         ("at {{coord|13|19|N|169|9|W|type:event}}, in", "at 13\u00b019\u2032N 169\u00b09\u2032W, in"),
         ("a{{coord|13.5|N|169|9|30|W}} b", "a13.5\u00b0N 169\u00b09\u203230\u2033W b"),
-        ("a {{coord|13|19|N|169|9|W|display=inline,title}}{{coord|x|N}}{{coord|1|2}} b", "a b"),
+        (
+            "at {{coord|13|19|N|169|9|W|display=inline,title}}, {{coord|1.5|-2}}",
+            "at 13\u00b019\u2032N 169\u00b09\u2032W, 1.5\u00b0N 2\u00b0W",
+        ),
+        ("A lake. {{coord|13|19|N|169|9|W|display=title}}\n{{coord|13|19|N|169|9|W|display=inline,title}}", "A lake."),
         ("a {{RailGauge|1435mm|disp=1}} line", "a 1,435 mm line"),
         ("{{nowrap begin}}AA-.{{nowrap end}} {{TeX}} {{color|red|b}} {{midsize|c}}", "AA-. TeX b c"),
         ("* {{es}} A book. {{lang|de}}", "A book."),
@@ -250,12 +252,17 @@ def test_names_of_a_siteinfo_are_united_with_the_known_ones() -> None:
     assert not names.is_redirect("# Erstens [[X]]")
 
 
-def test_every_template_name_of_the_tables_is_in_its_compared_form() -> None:
-    for name in renderers():
-        assert name == " ".join(name.split()).casefold(), name
-    assert vanishes("citation needed")
-    assert vanishes("infobox country")
-    assert not vanishes("convert")
+def test_every_template_name_of_the_table_is_in_its_compared_form_and_once_for_a_wiki() -> None:
+    seen = set()
+    for wikis, names, _ in read_table():
+        for name in names:
+            assert name == " ".join(name.split()).casefold(), name
+            for wiki in wikis:
+                assert (wiki, name) not in seen, (wiki, name)
+                seen.add((wiki, name))
+    assert find_renderer("convert", language="de") is not None
+    assert find_renderer("infobox country", language="de") is not None
+    assert find_renderer("mystery", language="de") is None
 
 
 # ---- properties ----
@@ -329,7 +336,8 @@ def test_the_budget_is_a_setting() -> None:
     ["{{a}}", "[[a]]", "<ref>", "<ref>a</ref>", "<b>", "\n{|\n|}", "}}", "]]", "<nowiki>", "<table>", "<sup>",
     "-{", "{{{a|",
      "'''", "''a'''b", "[http://a ", "&amp;", "(", "(,", " ( ,", "__A", "\n*", "\n==a", "==a==", "<a ", "<",
-     "(\ufdd0", "{{u}}(",
+     "(\ufdd0", "{{u}}(", "({{u}},", "a{{IPA|x}} (", "([{{IPA|x}}])", "a {{cn}} ,", "a,{{cn}}",
+     "{{u}}'", "{{u}}.", ",", "a\n{{u}}\n",
      "|", "\n= "],
 )  # fmt: skip
 def test_time_is_linear_in_the_page(unit: str) -> None:

@@ -1,0 +1,160 @@
+"""Renders templates that cite, doubt or sound: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x.ogg|label}}. Pure.
+
+Marks of doubt wrap the doubted text in most wikis, and stand behind it in English. A renderer returns "" if the
+template shows nothing, or None if it does not understand the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from pipeline.wikitext.quantities import Arguments, Renderer
+
+_TEXT_NAMES = (
+    "text",
+    "texte",
+    "testo",
+    "texto",
+    "tekst",
+    "besedilo",
+    "\u0442\u0435\u043a\u0441\u0442",
+    "\u6587",
+    "content",
+)
+_DATE_NAMES = (
+    "date",
+    "data",
+    "datum",
+    "fecha",
+    "dato",
+    "dat",
+    "p\u00e4iv\u00e4ys",
+    "tarih",
+    "\u0434\u0430\u0442\u0430",
+    "time",
+)
+_DATE = re.compile(
+    r"(?:19|20)\d\d[-/.]\d\d?(?:[-/.]\d\d?)?|\d\d?[-/.]\d\d?[-/.](?:19|20)\d\d|(?:19|20)\d{6}(?:\d{6})?"
+    r"|dat[ae]|datum|fecha|dato|(?:19|20)\d\d\s?[\u5e74\ub144].{0,40}",
+    re.DOTALL,
+)
+_PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
+
+
+def wrapped(arguments: Arguments) -> str | None:
+    """Render the text that a template wraps: its first argument, or the one named text. Return None without a text."""
+    return arguments.at(1) or next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), None)
+
+
+def doubted(arguments: Arguments) -> str | None:
+    """Render the text that a mark of doubt wraps, or "" if the mark stands alone or has only a date. Return None if the
+    argument may be a date or a text with a year, as in {{cn|nel 1987}}."""
+    text = wrapped(arguments) or ""
+    filled = arguments.filled()
+    if text and any(map(arguments.named.get, _DATE_NAMES)):
+        return text
+    if not text or _DATE.fullmatch(text) or (len(filled) > 1 and all(value.isdecimal() for value in filled)):
+        return ""
+    return None if _PERHAPS_DATE.fullmatch(text) else text
+
+
+# ---- citations inside a sentence ----
+
+_PAGES = (("p", "p. "), ("pp", "pp. "), ("page", "p. "), ("pages", "pp. "), ("s", "s. "), ("loc", ""), ("at", ""))
+
+
+def _short_citation(arguments: Arguments) -> tuple[str, str, str] | None:
+    """Return the authors, the year and the place of a short citation, each perhaps "", or None without authors."""
+    filled = arguments.filled()
+    year = filled.pop() if len(filled) > 1 and re.match(r"(?:c\. )?\d|n\.d", filled[-1]) else ""
+    if not filled:
+        return None
+    authors = ", ".join(filled[:-1]) + " & " + filled[-1] if 1 < len(filled) < 4 else filled[0]
+    place = next((sign + found for name, sign in _PAGES if (found := arguments.named.get(name))), "")
+    return authors + (" et al." if len(filled) > 3 else ""), year, place
+
+
+def textual_citation(arguments: Arguments) -> str | None:
+    """Render {{harvtxt|Boole|1854|p=3}} as "Boole (1854, p. 3)"."""
+    cited = _short_citation(arguments)
+    if cited is None:
+        return None
+    inside = ", ".join(filter(None, cited[1:]))
+    return f"{cited[0]} ({inside})" if inside else cited[0]
+
+
+def bare_citation(arguments: Arguments) -> str | None:
+    """Render {{harvnb|Boole|1854|p=3}} as "Boole 1854, p. 3"."""
+    cited = _short_citation(arguments)
+    return None if cited is None else ", ".join(filter(None, (f"{cited[0]} {cited[1]}".strip(), cited[2])))
+
+
+def bracketed_citation(arguments: Arguments) -> str | None:
+    """Render {{harv|Boole|1854|p=3}} as "(Boole 1854, p. 3)"."""
+    text = bare_citation(arguments)
+    return None if text is None else f"({text})"
+
+
+def cited_work(arguments: Arguments) -> str | None:
+    """Render the Italian {{Cita|key|p. 5|label}} as its label, or else its key, and the page."""
+    label = arguments.at(3) or arguments.at(1)
+    return ", ".join(filter(None, (label, arguments.at(2)))) if label else None
+
+
+# ---- verses ----
+
+
+def verse(separator: str) -> Renderer:
+    """Return a renderer of a verse that is given as book, chapter and verse: "Mt 5,3" with the separator ","."""
+
+    def render(arguments: Arguments) -> str | None:
+        filled = arguments.filled()
+        if len(filled) < 2:
+            return None
+        if len(filled) > 2 and filled[1].isdecimal() and re.match(r"\d", filled[2]):
+            return f"{filled[0]} {filled[1]}{separator}{filled[2]}"
+        return f"{filled[0]} {filled[1]}"
+
+    return render
+
+
+def english_verse(arguments: Arguments) -> str | None:
+    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", and {{bibleverse|Matthew|5:3}} as "Matthew
+    5:3"."""
+    number, book, place = _parts_of_verse(arguments)
+    return f"{number} {book} {place}".strip() if book and place else None
+
+
+def verse_number(arguments: Arguments) -> str | None:
+    """Render {{bibleverse-nb|1|Corinthians|13:4}} as "13:4"."""
+    return _parts_of_verse(arguments)[2] or None
+
+
+def _parts_of_verse(arguments: Arguments) -> tuple[str, str, str]:
+    values = arguments.positional
+    numbered = bool(values) and values[0] in ("", "1", "2", "3", "4", "I", "II", "III")
+    number, book, place = [*([] if numbered else [""]), *values, "", "", ""][:3]
+    return number, book, place
+
+
+# ---- sounds ----
+
+
+def sound(position: int) -> Renderer:
+    """Return a renderer of a sound, which shows its label (argument `position`). A label that only says "listen" is a
+    button and no text."""
+
+    def render(arguments: Arguments) -> str | None:
+        label = arguments.at(position)
+        said = label.casefold().strip("[]() ").split()
+        return "" if not said or (len(said) < 5 and not _buttons().isdisjoint(said)) else label
+
+    return render
+
+
+@cache
+def _buttons() -> frozenset[str]:
+    lines = Path(__file__).with_name("sounds.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if not line.startswith("# "))

@@ -1,0 +1,101 @@
+"""Finds what a template shows by its name and wiki. A name can mean different things: {{s|XIX}} is a century in French
+and a stub in Italian.
+
+templates.tsv has the names, one line for some wikis and a renderer; `*` stands for any wiki, because names are copied
+from the English Wikipedia to most others. A wiki's own lines come first, then those of the wikis that it copies from
+(_COPIES), then `*`. The patterns here match whole families of names (infobox ..., ... needed).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from pipeline.wikitext.renderers import Renderer, make_renderer, nothing
+
+_COPIES = {
+    copy: source
+    for source, copies in {
+        "en": "simple sco ang",
+        "fr": "oc br wa pcd frp nrm co ht ln mg",
+        "it": "lmo vec nap scn pms lij eml sc fur rm",
+        "es": "ast an ext gl eu qu ay gn nah cbk-zam pap lad",
+        "pt": "mwl",
+        "ca": "oc",
+        "de": "als bar ksh nds pfl pdc stq frr lb hsb dsb gsw",
+        "nl": "li fy zea vls nds-nl af",
+        "no": "nn nb da",
+        "ru": "be be-tarask be-x-old uk rue tt ba cv ce os sah kk ky tg av lez xal mhr mrj myv mdf udm koi kv ady ab "
+        "inh krc kbd tyv bxr mn uz",
+        "sr": "sh hr bs mk",
+        "cs": "sk",
+        "pl": "szl csb",
+        "fa": "mzn glk ckb ps lrc azb",
+        "ar": "arz ary",
+        "hi": "mr ne sa bh mai new awa",
+        "id": "ms jv su min map-bms bjn ban ace bug",
+        "zh": "yue zh-yue wuu lzh zh-classical gan hak zh-min-nan nan cdo",
+    }.items()
+    for copy in copies.split()
+}
+_NOTHING = re.compile(
+    "(?:infobox|taxobox|automatic taxobox|speciesbox|subspeciesbox|chembox|drugbox|navbox|sidebar|succession box|geobox"
+    "|portal|stub|use [a-z]+ (?:english|dates)|engvar|pp-|sfn|efn|bots|nobots|link fa|link ga|unref"
+    "|\u0431\u0430\u0439\u0440\u0430\u043a/|\u0623\u064a\u0642\u0648\u0646\u0629 ).*"
+    "|.*(?:-stub| stub| icon|-icon| ikon|list of refs)|r/.*|ref-[a-z]{2,3}",
+    re.DOTALL,
+)
+_DOUBT = re.compile(".*(?:[a-z] needed|citation needed.*)")
+_PRONUNCIATION = re.compile("ipa(?:c?-[a-z]{2,4}(?:-[a-z]+)*|[a-z]?link| link| all| char)")
+_WRAPPING = re.compile(".*(?:[ -]span)")
+
+
+@cache
+def wikis_of(language: str) -> tuple[str, ...]:
+    """Return the wikis whose names of templates hold in a wiki, the least specific first: "*", then the wiki that it
+    copies from, then itself."""
+    source = _COPIES.get(language)
+    return ("*", language) if source is None else ("*", source, language)
+
+
+def find_renderer(name: str, *, language: str) -> Renderer | None:
+    """Return the renderer of the template `name` (in the form of fold_name) in a wiki, or None if it is unknown."""
+    renderer = _renderers(language).get(name)
+    if renderer is not None:
+        return renderer
+    if _PRONUNCIATION.fullmatch(name):
+        return make_renderer("pronunciation")
+    if _NOTHING.fullmatch(name):
+        return nothing
+    if _WRAPPING.fullmatch(name):
+        return make_renderer("wrapped")
+    if _DOUBT.fullmatch(name):
+        return nothing if "en" in wikis_of(language) else make_renderer("doubted")
+    return None
+
+
+@cache
+def _renderers(language: str) -> dict[str, Renderer]:
+    lines = read_table()
+    return {
+        name: renderer
+        for wiki in wikis_of(language)
+        for wikis, names, renderer in lines
+        if wiki in wikis
+        for name in names
+    }
+
+
+@cache
+def read_table() -> list[tuple[frozenset[str], tuple[str, ...], Renderer]]:
+    """Return the lines of templates.tsv: the wikis, the names of templates (in the form of fold_name), and the
+    renderer."""
+    lines = []
+    for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# "):
+            wikis, kind, parameters, names = line.split("\t")
+            renderer = make_renderer(kind, *json.loads(parameters))
+            lines.append((frozenset(wikis.split()), tuple(names.split("|")), renderer))
+    return lines
