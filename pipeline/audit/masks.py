@@ -1,7 +1,7 @@
 """Checks the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
 A mask set is one choice of positions to predict in a row. Its budget is the number of positions that it should have. A
-mask set may have fewer positions only if no remaining word would fit, and more only if it is a single word.
+mask set may have fewer positions only if no remaining word would fit, and more only if it consists of a single word.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def _check_budget(
 ) -> None:
     """Check that each mask set has as many positions as its budget. Add budgets and positions to `counts`.
 
-    A mask set may have fewer positions if no remaining word fits. It may have more if it is a single word, except in a
-    data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
+    A mask set may have fewer positions if no remaining word fits. It may have more if it consists of a single word,
+    except in a data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
     """
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)

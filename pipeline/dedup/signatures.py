@@ -57,7 +57,8 @@ class BandExtent:
 
 
 class SignatureWriter:
-    """Writes MinHash signatures and band keys of documents into two files in `folder`, or nothing if `config` is None.
+    """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
+    `folder`, or nothing if `config` is None.
 
     The files' names begin with `name`. The keys are divided into `partitions` partitions. Memory holds 4096 signatures
     and their keys. If the body of the `with` raises an error, the files are removed.
@@ -199,13 +200,14 @@ def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: n
 
 
 def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each distinct match once, as an array of MATCH_TYPE ordered by the bytes of its records."""
+    """Return each distinct match (pair of near duplicates) once, as an array of MATCH_TYPE ordered by the bytes of its
+    records."""
     return np.unique(matches.view(f"V{MATCH_TYPE.itemsize}")).view(MATCH_TYPE)
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Choose the documents to leave out, and write one match for each of them to `path` (records of MATCH_TYPE, ordered
-    by id).
+    """Choose the documents to leave out, and write one match (the document and a kept document that it resembles) for
+    each of them to `path` (records of MATCH_TYPE, ordered by id).
 
     `parts` are the files with all matches found. Memory: 120 bytes for each pair of near duplicates, whatever the size
     of the corpus.
@@ -217,8 +219,8 @@ def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Return the documents among `ids` that are to be left out: a dict from id to match. `path` is the file from
-    write_dropped."""
+    """Return a dict from the id of each document among `ids` that is to be left out to its Match (the kept document
+    that it resembles). `path` is the file that write_dropped wrote."""
     table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}

@@ -210,7 +210,7 @@ def write_set(
 
 
 def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
-    """Return a hash (sha256, in hexadecimal) of everything except the input that decides what a build's workers write.
+    """Return a hash (sha256, in hexadecimal) of everything that decides what a build's workers write, except the input.
 
     It covers the settings that shape the data, the order of the sources, the buckets, the vocabulary, the versions of
     libraries, the pipeline's code, and whether rejects (documents left out) are kept.

@@ -40,7 +40,7 @@ class BuildContext:
 
     @property
     def ledger(self) -> Ledger:
-        """The records of the finished pieces of work."""
+        """The records of the splits and shards that are finished."""
         return Ledger(self.work, self.build, self.shards)
 
     @property
@@ -79,7 +79,8 @@ def local_notes(work: str, *, shared: bool) -> Iterator[str]:
     """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run on
     this machine. The folder is removed after the `with` block.
 
-    Otherwise (`work` is local, or `shared` says that workers run on other machines) yield "", which stands for `work`.
+    Otherwise (`work` is local, or `shared` says that workers run on other machines) yield "", which tells the caller to
+    use folders in `work`.
     """
     if not storage.is_url(work) or shared:
         yield ""
