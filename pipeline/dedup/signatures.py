@@ -67,7 +67,8 @@ class SignatureWriter:
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
         self._config, self._partitions = config, partitions
         self.extents: list[tuple[int, BandExtent]] = []
-        """Pairs (partition, extent) that say where all keys are. The list is complete once the writer is closed."""
+        """Pairs (partition, extent) that say where all band keys are. The list is complete once the writer is
+        closed."""
         if config is None:
             return
         self._signer = Signer(config)

@@ -31,7 +31,8 @@ from pipeline.sources import (
 
 SHARE = 0.01
 LEAST_UNITS = 8
-"""At least this number of units of a source is read, since fewer say little about how much units differ."""
+"""At least this number of units (parts of the input that can be read alone) of a source is read, since fewer say little
+about how much units differ."""
 LEAST_TEXT_BYTES = 4_000_000
 """At least this number of bytes of text is read, from all sources together. An input of up to twice this size is read
 completely."""

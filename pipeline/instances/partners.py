@@ -39,8 +39,8 @@ ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpair
 """The reasons why a row has one segment and no label. ALONE: the bucket has no other document of the row's source.
 UNPAIRED: all places of other documents that are followed by about as much text are partners of other chunks."""
 _BLOCK = 32
-"""Number of places in a block. The places of a source are sorted by the tokens that follow them and divided into
-blocks. A chunk's partner is drawn from the block of the chunk's own place."""
+"""Number of places in a block. The places of a source are sorted by the number of tokens that follow them, and divided
+into blocks. A chunk's partner is drawn from the block of the chunk's own place."""
 _ROUNDS, _LATER_ROUNDS = 12, 3
 """Number of rounds in which chunks with an unfit partner exchange it: in blocks of _BLOCK places, and then in each of
 the larger sizes of blocks."""
@@ -75,11 +75,11 @@ class Partners:
     chunk: Int64s
     """The index of the chunk at whose place the wrong next segment begins, or -1 if the chunk has no partner."""
     length: Int64s
-    """The number of tokens that B should have at least: Chunk.length, or fewer if fewer tokens follow the partner's
-    place."""
+    """The number of tokens that the second segment B should have at least: Chunk.length, or fewer if fewer tokens
+    follow the partner's place."""
     repeats: Bools
-    """True if the chunk got no partner and a place that was tried has exactly the text of the true next. Such a pair is
-    NEXT."""
+    """True if the chunk got no partner and a place that was tried has exactly the text of the true next segment. Such a
+    pair is NEXT."""
 
 
 def cut_chunks(

@@ -26,8 +26,8 @@ RULES: Mapping[str, str] = {
     "place": "tokens before the second segment in its document, and after it",
     "words": "rare tokens that both segments hold",
 }
-"""Maps every rule to what it looks at. The counts of "language" are derived from those of "source". Only a build can
-count "place", because stored rows do not record it."""
+"""Maps every rule (a way to tell next-sentence labels without reading) to what it looks at. The counts of "language"
+are derived from those of "source". Only a build can count "place", because stored rows do not record it."""
 OF_THE_TEXT = ("words",)
 """Rules that read the text. They are shown but not judged, because a true next segment naturally shares words with the
 first."""

@@ -69,7 +69,8 @@ class BuildOutput(ABC):
         self.finished = False
         """True if the folder holds a finished data set that this build would make (or has made)."""
         self.resumes = False
-        """True if the folder holds finished pieces of an earlier start of this build, which this start continues."""
+        """True if the folder holds splits or shards that an earlier start of this build finished. This start continues
+        from there."""
         self._mark = BuildMark(str(root), identity=identity)
         self._lease = ExitStack()
         self._token = ""

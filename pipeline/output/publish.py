@@ -43,8 +43,8 @@ _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """The allowed share of NOT_NEXT labels (lowest, highest) in each mode. The published algorithm, which reference mode
 follows, gives this label to every chunk of one sentence."""
 _ENOUGH_ROWS = 400
-"""If a data set has fewer labels, their share is not checked, because the share may leave the range by chance (four
-standard deviations)."""
+"""If a data set has fewer labels, the share of NOT_NEXT among them is not checked, because it may leave the range by
+chance (four standard deviations)."""
 _ENOUGH_TO_WARN = 1600
 """If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
 warns is narrower, so more labels are needed."""

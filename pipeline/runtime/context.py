@@ -31,7 +31,7 @@ class BuildContext:
     vocabulary_size: int
     work: str
     build: str
-    """A hash (from publish.hash_build) of everything except the input that determines what workers write."""
+    """A hash (from publish.hash_build) of everything that determines what workers write, except the input."""
     inputs: Mapping[str, str]
     """The fingerprint of each input file, by path."""
     notes: str = ""
