@@ -75,7 +75,7 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
     """Check every row and add the results to `findings` and `counts`. Return bool[n]: true for rows whose layout and
-    ids (in the row and in its mask sets) have no fault."""
+    ids (in the row and in its mask sets, the choices of positions to predict) have no fault."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):

@@ -1,4 +1,5 @@
-"""Finds near duplicates by MinHash and banding (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
+"""Finds near duplicates by MinHash and banding, which compares only documents that agree in a band (part) of their
+signatures (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
 
 Pure: results depend only on the set of documents, not on their order, on paths or on workers. Computing signatures
 reads about 3 MB of text a second.

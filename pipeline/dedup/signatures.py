@@ -137,8 +137,9 @@ class SignatureWriter:
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
     """Return the distinct near duplicates (an array of MATCH_TYPE) among the documents of one partition.
 
-    Documents are compared if they share one of the band keys (hashes of part of a signature) in `extents`. They match
-    if their estimated similarity is at least `threshold`. Raises PassingError if a file ends too early.
+    Documents are compared if they share one of the band keys (hashes of part of a signature) that `extents` (ranges of
+    files) hold. They match if their estimated similarity is at least `threshold`. Raises PassingError if a file ends
+    too early.
     """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]

@@ -127,7 +127,7 @@ class Spread(transform_evaluator.DaskBagOp):
     """
 
     def apply(self, input_bag: Any, side_inputs: Any = None) -> Bag:
-        """Return the list as a bag, which is Dask's partitioned collection."""
+        """Return the list of the Create as a bag, which is Dask's partitioned collection."""
         items = list(self.transform.values)
         size = self.bag_kwargs.get("partition_size")
         number = -(-len(items) // size) if size else self.bag_kwargs["npartitions"]

@@ -1,4 +1,5 @@
-"""Runs the sample of one source through the code of the build, and measures each unit read and each shard written."""
+"""Runs the sample of one source through the code of the build, and measures each unit (part of the input) read and each
+shard written."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Measured:
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
     """Read `units` (the sample of the source that `frame` describes), build shards of them, and return the
-    measurements. If the units have fewer than two distinct documents, no shard is built."""
+    measurements. A unit is a part of the input that can be read alone. If the units have fewer than two distinct
+    documents, no shard is built."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []

@@ -125,7 +125,8 @@ def cut_chunks(
 def pair_chunks(
     corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int, takes_part: Sequence[bool]
 ) -> Iterator[tuple[Pair, int]]:
-    """Yield (pair, ordinal of its chunk) for the chunks of each document that takes part, in the order of `chunks`.
+    """Yield (pair, ordinal of its chunk, which is the chunk's number in its document) for the chunks of each document
+    that takes part, in the order of `chunks`.
 
     `takes_part` has a bool for each document. A document that does not take part makes no pairs in this pass, but the
     places in it can still be partners of chunks of other documents.
@@ -266,8 +267,8 @@ def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
 
 
 def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
-    """Return the segment that begins at the chunk's place, where its true next segment begins. The segment has at least
-    one unit (a sentence or piece of one). It ends when it has `length` tokens, or with the document."""
+    """Return the segment that begins at the chunk's place, where its true next segment begins. The returned segment has
+    at least one unit (a sentence or piece of one). It ends when it has `length` tokens, or with the document."""
     bounds = corpus.bounds[chunk.document]
     stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
     return units_segment(corpus, chunk.document, chunk.split, stop)
@@ -275,8 +276,8 @@ def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
     """Return whether the text at the place of the chunk `theirs` equals the text at the place of the chunk `mine`. A
-    chunk's place is where its true next segment begins. Whole units with `length` tokens or slightly more are
-    compared."""
+    chunk's place is where its true next segment begins. Whole units (sentences or pieces of them) with `length` tokens
+    or slightly more are compared."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
     start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
     other = _take_units(corpus, theirs, length=length)

@@ -162,7 +162,7 @@ def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
 
 
 def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the number of different rare tokens that occur in both segments of each row."""
+    """Return int64[n]: the number of different rare tokens (see RARE) that occur in both segments of each row."""
     rare = np.bincount(ids) * RARE < ids.size
     places = np.flatnonzero(rare[ids])
     row = np.searchsorted(offsets, places, side="right") - 1

@@ -261,8 +261,8 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict (from, to, count) for each range 2^(b-1) to 2^b - 1, whose count is counts[b]. Empty ranges at both
-    ends are left out."""
+    """Return a dict (from, to, count) for each index b of `counts`: the range from 2^(b-1) to 2^b - 1, and counts[b] as
+    its count. Empty ranges at both ends are left out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

@@ -90,8 +90,8 @@ class Ledger:
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
         """Remove outdated records, and files that no remaining record names. Return how many records remain, by kind.
 
-        A record is outdated if a build with another `build` wrote it. A split's record is also outdated if its file
-        name is not in `splits`, and a shard's record if `keep_shards` is false. Files are removed only if they are
+        A record is outdated if a build with another hash (`build`) wrote it. A split's record is also outdated if its
+        file name is not in `splits`, and a shard's record if `keep_shards` is false. Files are removed only if they are
         directly in one of `folders` (names below `root`). Only the first line of each record is read, and no hash is
         checked.
         """
