@@ -92,8 +92,8 @@ def row_keys(
 def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:
     """Return each of `draws` turned into an integer in [0, bound). `bound` is at most 2**32.
 
-    Uses the upper 32 bits of a draw. The probability of each integer differs from 1 / bound by less than 2**-32, which
-    is the fraction bound / 2**32 of it.
+    Uses the upper 32 bits of a draw. The probability of each integer differs from 1 / bound by less than 2**-32.
+    Relative to 1 / bound, the difference is less than bound / 2**32.
     """
     return (((draws >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
 

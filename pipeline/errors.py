@@ -12,7 +12,7 @@ uses again what was built from input files that have not changed."""
 class PassingError(ValueError):
     """An error that may not occur again if the same command is run again, such as a lost worker or a damaged file.
 
-    A build that ends with it keeps all that it has finished, and the next run continues from there.
+    A build that ends with this error keeps its finished splits and shards, and the next start continues from there.
     """
 
     keeps: Keeps = "all"

@@ -49,7 +49,7 @@ class StopRequest:
     def interrupt(self) -> NoReturn:
         """Raise the exception that belongs to the received signal: TerminatedError for SIGTERM, else KeyboardInterrupt.
 
-        This interrupts code that does not look at the request.
+        Call this to interrupt code that does not check whether the request is true.
         """
         raise TerminatedError if self.signal_number == signal.SIGTERM else KeyboardInterrupt
 

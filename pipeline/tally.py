@@ -50,14 +50,14 @@ class ReadTally:
     """The paths of files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
-        """Count one item that was left out, and keep it as an example if there are few. The arguments are as in
-        documents.Drop; `source` is an index into the config's sources."""
+        """Count one item that was left out, and keep it as an example if it is among the first few of this reason,
+        ordered by `name`. The arguments are as in documents.Drop; `source` is an index into the config's sources."""
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
-        """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one example
-        if there are few."""
+        """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one of them
+        as an example if it is among the first few of this reason, ordered by `name`."""
         self.notes[reason] += count
         self._add_examples(reason, [(name, detail)])
 
@@ -164,7 +164,8 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add what each rule has counted over more rows (see `shortcuts`)."""
+        """Add to `shortcuts` the counts over more rows, for each rule that tells next-sentence labels without
+        reading."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 

@@ -42,8 +42,8 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Return a hash (16 hexadecimal digits) of our source files that determine the data. A build uses finished pieces
-    of an earlier start only if this hash is the same."""
+    """Return a hash (16 hexadecimal digits) of our source files that determine the data. A build uses splits and shards
+    that an earlier start finished only if this hash is the same."""
     return hash_sources(Path(__file__).parent)
 
 

@@ -96,7 +96,7 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 class Spill:
     """Writes the records of rows and documents of shard number `shard`, divided into `parts` parts, to temporary files
-    in `folder`. Their names are <kind>-<part>-<shard>."""
+    in `folder`. The files are named <kind>-<part>-<shard>."""
 
     def __init__(self, folder: Path, *, shard: int, parts: int) -> None:
         self._folder, self._shard, self._parts = folder, shard, parts

@@ -54,7 +54,8 @@ class Negatives:
     rows: list[Int64s] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Keep the negatives of a block (rows of a row group), except those with too short or too repetitive text."""
+        """Keep the negatives (pairs labelled not next) of a block (rows of a row group), except negatives with too
+        short or too repetitive text."""
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
@@ -74,7 +75,7 @@ class Negatives:
         self.rows.append(block.numbers[chosen])
 
     def seal(self) -> Sealed:
-        """Return all negatives that `add` kept, sorted for look-up."""
+        """Return all negatives (pairs labelled not next) that `add` kept, sorted for look-up."""
         keys = np.concatenate(self.keys)
         order = np.argsort(keys, kind="stable")
         keys, hashes = keys[order], np.concatenate(self.hashes)[order]
@@ -86,7 +87,8 @@ class Negatives:
 
 @dataclass(slots=True)
 class Sealed:
-    """The negatives of a shard, sorted by key (a hash of the document and the tokens around the boundary).
+    """The negatives (pairs labelled not next) of a shard, sorted by key (a hash of the document and the tokens around
+    the boundary).
 
     found (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
     """
@@ -100,7 +102,8 @@ class Sealed:
     found: Bools
 
     def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Set `found` to true for each negative whose second segment follows its first in the text of `block`."""
+        """Set `found` to true for each negative (pair labelled not next) whose second segment follows its first segment
+        in the text of `block`."""
         if not self.keys.size or not len(block):
             return
         row = block.token_rows
@@ -131,8 +134,8 @@ class Sealed:
                     self.found[number] = follows == self.hashes[number]
 
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
-        """Add to `findings` how many negatives were checked, and a fault (a note if `published`) for each negative with
-        `found` true. `file` is the path of the shard."""
+        """Add to `findings` how many negatives (pairs labelled not next) were checked, and a fault (a note if
+        `published`) for each negative with `found` true. `file` is the path of the shard."""
         findings.looked("true next", self.keys.size)
         if self.found.any():
             numbers = np.flatnonzero(self.found)

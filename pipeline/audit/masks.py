@@ -1,7 +1,7 @@
 """Checks the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
 A mask set is one choice of positions to predict in a row. Its budget is the number of positions that it should have. A
-mask set may have fewer positions only if no remaining word would fit, and more only if it is a single word.
+mask set may have fewer positions only if no remaining word would fit, and more only if it consists of a single word.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pipeline.audit.rows import Counts, report
 
 
 def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: Bools) -> Bools:
-    """Check the number, size and positions of the mask sets. Return bool[n]: true for rows whose mask sets can be
-    checked further.
+    """Check the number, size and positions of the mask sets (choices of positions to predict). Return bool[n]: true for
+    rows whose mask sets can be checked further.
 
     `mismatched` (bool[n], from read_block) is true for rows whose masked positions and replacements differ in number.
     """
@@ -48,8 +48,8 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """Return bool[n]: whether each row has at least one of the mask sets that `lists` selects (by a bool for each mask
-    set of the block, or by the numbers of mask sets)."""
+    """Return bool[n]: whether each row has at least one of the mask sets (choices of positions to predict) that `lists`
+    selects (by a bool for each mask set of the block, or by the numbers of mask sets)."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -161,7 +161,8 @@ class _Words:
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return four arrays (int64) with an entry for each word that a mask set masks, ordered by mask set and word.
+    """Return four arrays (int64) with an entry for each word that a mask set (choice of positions to predict) masks,
+    ordered by mask set and word.
 
     They are the number of the mask set, the number of the word, the index of the word's first masked position in
     block.positions, and the number of the word's masked pieces. `place` (int64[entries]) is the index in block.ids of
@@ -201,10 +202,11 @@ def _check_words(
 def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
-    """Check that each mask set has as many positions as its budget. Add budgets and positions to `counts`.
+    """Check that each mask set (choice of positions to predict) has as many positions as its budget. Add budgets and
+    positions to `counts`.
 
-    A mask set may have fewer positions if no remaining word fits. It may have more if it is a single word, except in a
-    data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
+    A mask set may have fewer positions if no remaining word fits. It may have more if it consists of a single word,
+    except in a data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
     """
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
@@ -228,8 +230,8 @@ def _check_budget(
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """Return for each mask set whose number is in `lists` the length in tokens of the shortest eligible word that it
-    leaves unmasked (int64).
+    """Return the length in tokens (int64) of the shortest eligible word that a mask set leaves unmasked, for each mask
+    set (choice of positions to predict) whose number is in `lists`.
 
     If a mask set leaves no such word, its entry is the largest int64.
     """

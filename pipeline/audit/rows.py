@@ -33,9 +33,9 @@ class Counts:
     """The sum of the squared lengths of all runs of neighbouring masked positions. The positions of a run may share one
     random draw, so the tolerance of the 80/10/10 check grows with this sum."""
     wanted: int = 0
-    """The number of positions that the mask sets should have."""
+    """The sum of the budgets of the checked mask sets: the number of positions that they should have."""
     taken: int = 0
-    """The number of positions that the mask sets have."""
+    """The number of positions that the checked mask sets have."""
     lengths: dict[int, int] = field(default_factory=dict)
     """The number of rows by length in tokens."""
     source_rows: dict[int, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
     """Check every row and add the results to `findings` and `counts`. Return bool[n]: true for rows whose layout and
-    ids (in the row and in its mask sets) have no fault."""
+    ids (in the row and in its mask sets, the choices of positions to predict) have no fault."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):

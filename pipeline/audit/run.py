@@ -51,7 +51,7 @@ class Audit:
     tokens: int
     findings: Findings
     shortcuts: list[Shortcut]
-    """How often rules tell next sentences without reading."""
+    """The accuracy of each rule that tells next-sentence labels without reading."""
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:

@@ -176,7 +176,8 @@ def _check_entry(
     """Compare the shard's manifest entry with what was counted.
 
     `rows` and `tokens` have the number of rows and of tokens in each row group. `masked` is the number of masked
-    positions in the shard, and `most` is the largest number of masked positions in one mask set.
+    positions in the shard, and `most` is the largest number in one mask set (choice of positions to predict in one
+    row).
     """
     entry = job.entry
     for what, stated, found in (

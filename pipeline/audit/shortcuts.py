@@ -43,7 +43,7 @@ class Sources:
         self.numbers.append(block.source[first].astype(np.uint16))
 
     def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
-        """Add what each rule counts over the rows of `block` to counts.shortcuts."""
+        """Add to counts.shortcuts what each rule that tells labels without reading counts over the rows of `block`."""
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
@@ -65,9 +65,11 @@ class Sources:
 
 
 def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> list[Shortcut]:
-    """Return the accuracy of each rule, and report rules that tell too many labels.
+    """Return the accuracy of each rule that tells next-sentence labels without reading, and report rules that tell too
+    many labels to `findings`.
 
-    A rule above FAIL_ABOVE is a fault, or a note if the pairs are made as published. One above WARN_ABOVE is a note.
+    A rule with an accuracy above FAIL_ABOVE is a fault, or a note if the pairs are made as published. A rule between
+    WARN_ABOVE and FAIL_ABOVE is a note. No rule is reported unless facts.next_sentence is random_document.
     """
     languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
     languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))

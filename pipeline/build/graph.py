@@ -249,8 +249,9 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). If another piece of the
-    build has failed, adding to the report raises AbandonedError. `key` names the piece of work."""
+    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). If a worker has failed at
+    another split or shard, adding to the report raises AbandonedError. `key` identifies the split or shard of this
+    report."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)

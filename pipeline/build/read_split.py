@@ -136,8 +136,9 @@ def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data with the keys tally, extents and bands. Files are named without folders, because
-    the output may be moved before the build continues."""
+    """Return the result as JSON data with the keys tally (counts), extents (places of documents in the spill file) and
+    bands (places of band keys). Files are named without folders, because the output may be moved before the build
+    continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

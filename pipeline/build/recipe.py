@@ -55,10 +55,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     """Build the data set that `config` describes in config.output, and return its manifest. `say` shows messages to the
     user.
 
-    A finished data set of the same config and inputs stays unchanged. An unfinished data set is continued, and its
-    finished pieces are kept if they still match their hashes. Raises ValueError for whatever the user can fix; the
-    message names the place, the value and the remedy. If the input or the settings are at fault, nothing stays in
-    config.output.
+    A finished data set of the same config and inputs stays unchanged. The build of an unfinished data set is continued.
+    Its finished splits and shards are used if they still match their hashes. Raises ValueError for whatever the user
+    can fix; the message names the place, the value and the remedy. If the input or the settings are at fault, nothing
+    stays in config.output.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
@@ -199,8 +199,8 @@ def describe_context(
 
 
 def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
-    """Remove the unfinished pieces that an earlier start of the build left. If `resumes`, print how many finished
-    pieces of that start have a record."""
+    """Remove what an earlier start of the build left of unfinished splits and shards. If `resumes`, print how many
+    splits and shards that start has recorded as finished."""
     found = sweep_work(context, splits=splits)
     if resumes:
         of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
@@ -252,8 +252,8 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove all files and records of pieces of the build, except those of finished `splits` and finished shards.
-    Without `keep_shards`, remove all shards too.
+    """Remove all spill files, shards and records of the build, except those of finished splits in `splits` and of
+    finished shards. Without `keep_shards`, remove all shards too.
 
     Return how many records remain of each kind ("split" and "shard").
     """
@@ -264,8 +264,8 @@ def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards:
 def say_what_was_done(
     progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
 ) -> None:
-    """Print how much was read and written, which damaged pieces were rebuilt, and how much was kept from an earlier
-    start."""
+    """Print how much was read and written, which damaged splits and shards were rebuilt, and how many were kept from an
+    earlier start."""
     say(progress.summary())
     for fault in context.ledger.take_damaged():
         say(f"damaged, so rebuilt: {fault}")

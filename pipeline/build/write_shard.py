@@ -199,8 +199,8 @@ def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64])
 
 
 def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
-    """Return rows and their mask sets as a table. It has the columns and types of the schema, but not the schema's
-    metadata."""
+    """Return rows and their mask sets (choices of tokens to predict) as a table. It has the columns and types of the
+    schema, but not the schema's metadata."""
     offsets = pa.array(rows.offsets.astype(np.int32))
     positions, inputs = _nest(masks, num_rows=len(rows))
     no_label = rows.label < 0
@@ -220,8 +220,8 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """Return (positions, inputs) of the K mask sets in `masks`, as two columns of list<list>. In each column a row has
-    K lists, one for each set."""
+    """Return (positions, inputs) of the K mask sets (choices of tokens to predict) in `masks`, as two columns of
+    list<list>. In each column a row has K lists, one for each set."""
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)
     inner = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

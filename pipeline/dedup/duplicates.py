@@ -31,8 +31,8 @@ class Match(NamedTuple):
 
 
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
-    """Return counts and examples of the documents in `extents` that are dropped as copies or near duplicates, and add
-    these documents to `rejects`.
+    """Return counts and examples of the documents in `extents` (ranges of spill files) that are dropped as copies or
+    near duplicates, and write these documents to `rejects` (the files of documents left out).
 
     `near` maps the id of each near duplicate to its match. Of several copies, one is kept: the first by index into
     config.source_names, then by name, then by index into config.sources. Memory holds only the origins of duplicates

@@ -1,4 +1,5 @@
-"""Finds near duplicates by MinHash and banding (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
+"""Finds near duplicates by MinHash and banding, which compares only documents that agree in a band (part) of their
+signatures (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
 
 Pure: results depend only on the set of documents, not on their order, on paths or on workers. Computing signatures
 reads about 3 MB of text a second.
@@ -108,7 +109,8 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """Return the near duplicates among documents that share a band key, as an array of MATCH_TYPE.
+    """Return the near duplicates among documents that share a band key (a hash of part of a signature), as an array of
+    MATCH_TYPE.
 
     `ids`, `words` (numbers of words), `names` and `signatures` have an entry for each document. Documents are ranked by
     falling number of words, then by id. Each document is compared with the 16 documents of the best rank and with the
@@ -130,11 +132,12 @@ def compare_group(
 
 
 def choose_dropped(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Choose the documents to leave out, and return one match for each of them (an array of MATCH_TYPE, ordered by id).
+    """Choose the documents to leave out, and return one match (the document and a better-ranked document that it
+    resembles) for each of them (an array of MATCH_TYPE, ordered by id).
 
     `matches` are distinct matches (an array of MATCH_TYPE). Documents are visited from the best rank (most words) down.
-    A document is left out if it matches a document that is kept, so no document is left out for one that is left out
-    itself.
+    A document is left out if it matches a document that is kept, so no document is left out because of a document that
+    is left out itself.
     """
     dropped: dict[bytes, int] = {}
     order = sorted(range(matches.size), key=lambda index: (-matches["words"][index], matches["id"][index].tobytes()))

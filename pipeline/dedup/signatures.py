@@ -57,7 +57,8 @@ class BandExtent:
 
 
 class SignatureWriter:
-    """Writes MinHash signatures and band keys of documents into two files in `folder`, or nothing if `config` is None.
+    """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
+    `folder`, or nothing if `config` is None.
 
     The files' names begin with `name`. The keys are divided into `partitions` partitions. Memory holds 4096 signatures
     and their keys. If the body of the `with` raises an error, the files are removed.
@@ -66,7 +67,8 @@ class SignatureWriter:
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
         self._config, self._partitions = config, partitions
         self.extents: list[tuple[int, BandExtent]] = []
-        """Pairs (partition, extent) that say where all keys are. The list is complete once the writer is closed."""
+        """Pairs (partition, extent) that say where all band keys are. The list is complete once the writer is
+        closed."""
         if config is None:
             return
         self._signer = Signer(config)
@@ -135,8 +137,9 @@ class SignatureWriter:
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
     """Return the distinct near duplicates (an array of MATCH_TYPE) among the documents of one partition.
 
-    Documents are compared if they share one of the band keys (hashes of part of a signature) in `extents`. They match
-    if their estimated similarity is at least `threshold`. Raises PassingError if a file ends too early.
+    Documents are compared if they share one of the band keys (hashes of part of a signature) that `extents` (ranges of
+    files) hold. They match if their estimated similarity is at least `threshold`. Raises PassingError if a file ends
+    too early.
     """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
@@ -199,13 +202,14 @@ def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: n
 
 
 def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each distinct match once, as an array of MATCH_TYPE ordered by the bytes of its records."""
+    """Return each distinct match (pair of near duplicates) once, as an array of MATCH_TYPE ordered by the bytes of its
+    records."""
     return np.unique(matches.view(f"V{MATCH_TYPE.itemsize}")).view(MATCH_TYPE)
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Choose the documents to leave out, and write one match for each of them to `path` (records of MATCH_TYPE, ordered
-    by id).
+    """Choose the documents to leave out, and write one match (the document and a kept document that it resembles) for
+    each of them to `path` (records of MATCH_TYPE, ordered by id).
 
     `parts` are the files with all matches found. Memory: 120 bytes for each pair of near duplicates, whatever the size
     of the corpus.
@@ -217,8 +221,8 @@ def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Return the documents among `ids` that are to be left out: a dict from id to match. `path` is the file from
-    write_dropped."""
+    """Return a dict from the id of each document among `ids` that is to be left out to its Match (the kept document
+    that it resembles). `path` is the file that write_dropped wrote."""
     table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}

@@ -41,8 +41,8 @@ def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None
 def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[DaskCluster | None]:
     """Yield the cluster of the config's engine, with at least one worker, or None for processes on this machine.
 
-    `most` is the largest useful number of workers, which is the number of pieces of work. On exit, whatever was started
-    here is stopped. Raises ValueError if no worker connects in time.
+    `most` is the largest useful number of workers: with more workers, some would have no split or shard to work on. On
+    exit, whatever was started here is stopped. Raises ValueError if no worker connects in time.
     """
     if config.engine == "local":
         yield None

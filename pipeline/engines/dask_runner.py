@@ -127,7 +127,7 @@ class Spread(transform_evaluator.DaskBagOp):
     """
 
     def apply(self, input_bag: Any, side_inputs: Any = None) -> Bag:
-        """Return the list as a bag, which is Dask's partitioned collection."""
+        """Return the list of the Create as a bag, which is Dask's partitioned collection."""
         items = list(self.transform.values)
         size = self.bag_kwargs.get("partition_size")
         number = -(-len(items) // size) if size else self.bag_kwargs["npartitions"]
@@ -248,7 +248,8 @@ def _unpack(packed: bytes) -> Step:
 
 
 def check_worker(context: RunContext) -> None:
-    """Check that this worker has the main process's code and sees the run's folder. Raises PassingError if not."""
+    """Check that this worker has the same code as the main process and sees the run's folder. Raises PassingError if
+    not."""
     here, found = socket.gethostname(), describe_code()
     differences = [
         f"{name} {found.get(name)}, not {value}" for name, value in context.code.items() if found.get(name) != value

@@ -126,7 +126,7 @@ def choose_vocabulary(
     """Return a tokenizer, and a description of its vocabulary for people.
 
     The tokenizer is `given`; if that is None, a vocabulary is trained on the sample as `config` says and saved in
-    `folder`. `chosen` has, for each source, the units of the sample.
+    `folder`. `chosen` has, for each source, the units (parts of the input) in the sample.
     """
     if given is not None:
         return given, f"{config.vocabulary.path} ({given.vocab_size:,} entries)"

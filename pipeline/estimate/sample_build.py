@@ -1,4 +1,5 @@
-"""Runs the sample of one source through the code of the build, and measures each unit read and each shard written."""
+"""Runs the sample of one source through the code of the build, and measures each unit (part of the input) read and each
+shard written."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Measured:
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
     """Read `units` (the sample of the source that `frame` describes), build shards of them, and return the
-    measurements. If the units have fewer than two distinct documents, no shard is built."""
+    measurements. A unit is a part of the input that can be read alone. If the units have fewer than two distinct
+    documents, no shard is built."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []
@@ -131,10 +133,11 @@ def _measure_shard(
 
 
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
-    """Divide the units into as many groups as possible (at most _GROUPS), each with at least two distinct documents.
+    """Divide the units (parts of the input) into as many groups as possible (at most _GROUPS), each with at least two
+    distinct documents.
 
-    Return for each group the indexes of its units in `extents`, which has the spilled extents of each unit. Return no
-    group if all units together have fewer than two distinct documents.
+    Return for each group the indexes of its units in `extents`, which has, for each unit, the ranges of spill files
+    with its documents. Return no group if all units together have fewer than two distinct documents.
     """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]

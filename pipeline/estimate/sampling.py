@@ -31,7 +31,8 @@ from pipeline.sources import (
 
 SHARE = 0.01
 LEAST_UNITS = 8
-"""At least this number of units of a source is read, since fewer say little about how much units differ."""
+"""At least this number of units (parts of the input that can be read alone) of a source is read, since fewer say little
+about how much units differ."""
 LEAST_TEXT_BYTES = 4_000_000
 """At least this number of bytes of text is read, from all sources together. An input of up to twice this size is read
 completely."""
@@ -76,8 +77,8 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return the frame (all units) of `source`, which is number `index` in the config. Compressed archives are
-    decompressed once; little or nothing of other files is read."""
+    """Return the frame of `source` (all its units, the parts that can be read alone), which is number `index` in the
+    config. Compressed archives are decompressed once; little or nothing of other files is read."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -103,10 +104,11 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """Return, for each frame (source), the units to read.
+    """Return, for each frame (source), the units to read. A unit is a part of the input that can be read alone.
 
-    These are the share SHARE of its units, or more so that at least LEAST_TEXT_BYTES of text and LEAST_UNITS units are
-    read, but no more than MOST_TEXT_BYTES of text. If this is half of the units or more, all units are read.
+    The share of units to read is SHARE. It is larger if all frames together would otherwise give less than
+    LEAST_TEXT_BYTES of text, and smaller if they would give more than MOST_TEXT_BYTES. At least LEAST_UNITS units of
+    each frame are read. If the number to read is half of a frame's units or more, all its units are read.
     """
     text = max(1, sum(frame.text_bytes for frame in frames))
     share = max(SHARE, LEAST_TEXT_BYTES / text)
@@ -123,8 +125,8 @@ def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
 
 
 def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
-    """Yield each unit with an iterable of its documents and drops (items left out). The cache of the setting
-    clean_documents is not used."""
+    """Yield each of `units` (parts of the input that can be read alone) with an iterable of its documents and drops
+    (items left out). The cache of the setting clean_documents is not used."""
     source = source.model_copy(update={"clean_documents": None})
     archives: dict[str, dict[int, Unit]] = {}
     for unit in units:
@@ -144,8 +146,8 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
 
 
 def _list_members(path: str, *, source: int) -> list[Unit]:
-    """Return the books of the compressed archive `path` as units. To learn their sizes, it reads the whole archive.
-    `source` is the index of the source in the config."""
+    """Return the books of the compressed archive `path` as units (parts of the input that can be read alone). To learn
+    their sizes, it reads the whole archive. `source` is the index of the source in the config."""
     whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]

@@ -1,4 +1,4 @@
-"""Turns tokenized documents into masked sentence pairs, and decides how often (in how many passes) each one is used."""
+"""Turns tokenized documents into masked sentence pairs, and decides in how many passes each document is used."""
 
 from pipeline.instances.bucket import Instances
 from pipeline.instances.masking import Masks

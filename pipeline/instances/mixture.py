@@ -1,4 +1,5 @@
-"""Decides how many passes a document gets, from the weight of its source in the mixture.
+"""Decides how many passes a document gets (how many times pairs are made from it), from the weight of its source in the
+mixture.
 
 The number depends only on seed, document id, weight and config.passes, so any number of workers gives the same rows.
 """
@@ -15,7 +16,8 @@ from pipeline.tokenizer import TokenizedDocument
 
 
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:
-    """Return how many passes a document gets; 0 means that the document is dropped.
+    """Return how many passes a document gets (how many times pairs are made from it); 0 means that the document is
+    dropped.
 
     The number is weight * passes, where `weight` is that of the document's source and `passes` is config.passes. It is
     rounded up with a probability equal to its fractional part, and otherwise rounded down. The draw depends only on
@@ -26,7 +28,7 @@ def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> i
 
 
 def list_passes(documents: Sequence[TokenizedDocument], *, config: PipelineConfig, split: SplitName) -> list[int]:
-    """Return the number of passes for each document.
+    """Return the number of passes for each document (how many times pairs are made from it).
 
     Every number is at least 1, because documents with 0 passes are dropped during reading. If `split` is validation
     (held-out documents), no number exceeds config.passes.

@@ -183,14 +183,15 @@ def pair_document(
 ) -> Iterator[Pair]:
     """Yield the pairs of document `index`, truncated to fit a row. The caller may draw from `rng` between two pairs.
 
-    This function makes all pairs except those of random_document in strict mode, which partners.pair_chunks makes.
+    This function is not used if `next_sentence` is random_document in strict mode: partners.pair_chunks makes those
+    pairs.
 
     Units (sentences, or pieces of long sentences) are added to a chunk until it reaches the target length. If
     `next_sentence` is none, the chunk is the only segment. Otherwise a uniformly drawn number of its units becomes
-    segment A, and segment B is the rest of the chunk (the true next segment) or a negative, by a fair coin. A negative
-    of sentence_order is the true pair with its segments swapped. A negative of random_document consists of consecutive
-    units of another document, from a uniformly drawn unit on; the rest of the chunk, which is then unused, starts the
-    next chunk.
+    segment A, and segment B is the rest of the chunk (the true next segment) or a negative, by a fair coin. If
+    `next_sentence` is sentence_order, a negative is the true pair with its segments swapped. If it is random_document,
+    a negative consists of consecutive units of another document, from a uniformly drawn unit on; the rest of the chunk,
+    which is then unused, starts the next chunk.
 
     With rules.balance_labels a chunk takes a second unit even if the first alone reaches the target. If only the
     document's last unit remains for a chunk, this unit becomes B, and the units before it are used again as A.
@@ -246,16 +247,15 @@ def pair_document(
 def fewest_documents(next_sentence: NextSentence) -> int:
     """Return the smallest number of documents that training and validation data must each have for `next_sentence`.
 
-    It is 2 for random_document, because a wrong next segment comes from another document, and otherwise 1.
+    The number is 2 if `next_sentence` is random_document, because a wrong next segment comes from another document.
+    Otherwise it is 1.
     """
     return 2 if next_sentence == "random_document" else 1
 
 
 def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: NextSentence) -> None:
-    """Raise ValueError if a document has no tokens, or if two documents have the same id.
-
-    Also raise it if `next_sentence` is random_document and there are fewer than two documents.
-    """
+    """Raise ValueError if a document has no tokens, if two documents have the same id, or if `next_sentence` is
+    random_document and there are fewer than two documents."""
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(
             f"next_sentence: random_document takes second segments from other documents, but there are "
@@ -271,7 +271,8 @@ def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: Ne
 
 
 def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) -> Segment:
-    """Return a random segment, drawn as in the published script: consecutive units of one document.
+    """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
+    document.
 
     The document is drawn uniformly. If it is number `but`, it is drawn again, up to ten draws in all. The first unit is
     drawn uniformly. The segment ends when it has `length` tokens, or with the document.

@@ -39,8 +39,8 @@ ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpair
 """The reasons why a row has one segment and no label. ALONE: the bucket has no other document of the row's source.
 UNPAIRED: all places of other documents that are followed by about as much text are partners of other chunks."""
 _BLOCK = 32
-"""Number of places in a block. The places of a source are sorted by the tokens that follow them and divided into
-blocks. A chunk's partner is drawn from the block of the chunk's own place."""
+"""Number of places in a block. The places of a source are sorted by the number of tokens that follow them, and divided
+into blocks. A chunk's partner is drawn from the block of the chunk's own place."""
 _ROUNDS, _LATER_ROUNDS = 12, 3
 """Number of rounds in which chunks with an unfit partner exchange it: in blocks of _BLOCK places, and then in each of
 the larger sizes of blocks."""
@@ -54,8 +54,8 @@ class Chunk(NamedTuple):
 
     The numbers `first`, `split` and `stop` count units (sentences or pieces of them). A has the units from `first` to
     `split` (exclusive), and the true next begins with unit `split`. If split == stop, there is no true next. `length`
-    is the number of tokens that B should have at least. `negative` is the coin: whether the pair is to be NOT_NEXT.
-    `ordinal` numbers the chunks of the document from 0.
+    is the number of tokens that the second segment B should have at least. `negative` says whether the pair is to be
+    NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
     """
 
     document: int
@@ -69,16 +69,17 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """The partner of each of n chunks, as arrays of length n."""
+    """Holds the partner of each of n chunks (the place where the chunk's wrong next segment begins), as arrays of
+    length n."""
 
     chunk: Int64s
     """The index of the chunk at whose place the wrong next segment begins, or -1 if the chunk has no partner."""
     length: Int64s
-    """The number of tokens that B should have at least: Chunk.length, or fewer if fewer tokens follow the partner's
-    place."""
+    """The number of tokens that the second segment B should have at least: Chunk.length, or fewer if fewer tokens
+    follow the partner's place."""
     repeats: Bools
-    """True if the chunk got no partner and a place that was tried has exactly the text of the true next. Such a pair is
-    NEXT."""
+    """True if the chunk got no partner and a place that was tried has exactly the text of the true next segment. Such a
+    pair is NEXT."""
 
 
 def cut_chunks(
@@ -124,10 +125,11 @@ def cut_chunks(
 def pair_chunks(
     corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int, takes_part: Sequence[bool]
 ) -> Iterator[tuple[Pair, int]]:
-    """Yield (pair, ordinal of its chunk) for the chunks of each document that takes part, in the order of `chunks`.
+    """Yield (pair, ordinal of its chunk, which is the chunk's number in its document) for the chunks of each document
+    that takes part, in the order of `chunks`.
 
-    `takes_part` has a bool for each document. A document that does not take part makes no pairs in this pass, but its
-    places can be partners of other chunks.
+    `takes_part` has a bool for each document. A document that does not take part makes no pairs in this pass, but the
+    places in it can still be partners of chunks of other documents.
     """
     partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
     rng, drawn_for = random.Random(0), -1
@@ -151,7 +153,8 @@ def pair_chunks(
 
 
 def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
-    """Return the number of rows without a label by (ALONE or UNPAIRED, index of the source).
+    """Return the number of rows without a label by (reason, index of the source). The reason is ALONE if `documents`
+    has only one document of the source, and else UNPAIRED (no partner was found).
 
     `first_document` (an index into `documents`) and `label` are arrays with an entry for each row.
     """
@@ -161,10 +164,11 @@ def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: An
 
 
 def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int) -> Partners:
-    """Return the partner of each chunk: the place of a chunk in another document of the same source.
+    """Choose a partner for each chunk, and return all partners. A partner is the place (where the true next segment
+    begins) of a chunk in another document of the same source.
 
-    The random draws depend only on seed, document id, pass and ordinal. `room` is the number of tokens that fit into a
-    row.
+    The random draws depend only on the seed, the document id, the pass and the chunk's ordinal (number in its
+    document). `room` is the number of tokens that fit into a row.
     """
     count = len(chunks)
     columns = np.array(chunks, np.int64).reshape(-1, len(Chunk._fields)).T
@@ -198,15 +202,16 @@ def _choose_in_source(
 ) -> None:
     """Choose partners for the chunks of one source, and enter them into `partners`.
 
-    `order` are the indices of these chunks, sorted by the tokens that follow their places. `document`, `left` (the
-    tokens that follow the chunk's place, at most `room`) and `keys` (for random draws) have an entry for each chunk of
-    all sources.
+    `order` has the indices of these chunks, sorted by the number of tokens that follow a chunk's place (where its true
+    next segment begins). `document`, `left` (the number of tokens that follow the chunk's place, at most `room`) and
+    `keys` (for random draws) have an entry for each chunk of all sources.
 
-    Every place is the partner of at most one chunk, so places are as frequent in NOT_NEXT pairs as in NEXT pairs. To
-    achieve this, the places in each block of neighbours are permuted at random. A partner is unfit if it is in the same
-    document, if more than twice or less than half as much text follows it, or if this text equals the true next. Chunks
-    whose partner is unfit exchange partners with other chunks, or are permuted again in larger blocks. All places
-    followed by a whole row (`room` tokens) of text form one block.
+    A partner is the place of another chunk. Every place is the partner of at most one chunk, so places are as frequent
+    in NOT_NEXT pairs as in NEXT pairs. To achieve this, the places in each block of neighbours in `order` are permuted
+    at random. A partner is unfit if it is in the same document, if more than twice or less than half as much text
+    follows it as follows the chunk's place, or if the text there equals the true next segment. Chunks whose partner is
+    unfit exchange partners with other chunks, or are permuted again in larger blocks. All places followed by a whole
+    row (`room` tokens) of text form one block.
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
@@ -262,16 +267,17 @@ def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
 
 
 def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
-    """Return the units from the chunk's place on: at least one, until they have `length` tokens or the document
-    ends."""
+    """Return the segment that begins at the chunk's place, where its true next segment begins. The returned segment has
+    at least one unit (a sentence or piece of one). It ends when it has `length` tokens, or with the document."""
     bounds = corpus.bounds[chunk.document]
     stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
     return units_segment(corpus, chunk.document, chunk.split, stop)
 
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
-    """Return whether the text at the place of `theirs` (units of `length` tokens or slightly more) equals that of
-    `mine`."""
+    """Return whether the text at the place of the chunk `theirs` equals the text at the place of the chunk `mine`. A
+    chunk's place is where its true next segment begins. Whole units (sentences or pieces of them) with `length` tokens
+    or slightly more are compared."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
     start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
     other = _take_units(corpus, theirs, length=length)

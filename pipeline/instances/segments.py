@@ -53,7 +53,8 @@ class Corpus:
 
 
 def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
-    """Return how many tokens of text fit into a row, besides [CLS] and one or two [SEP]."""
+    """Return how many tokens of text fit into a row, besides [CLS] and the [SEP]s (one if `next_sentence` is none, else
+    two)."""
     return max_seq_length - (2 if next_sentence == "none" else 3)
 
 

@@ -26,8 +26,8 @@ RULES: Mapping[str, str] = {
     "place": "tokens before the second segment in its document, and after it",
     "words": "rare tokens that both segments hold",
 }
-"""Maps every rule to what it looks at. The counts of "language" are derived from those of "source". Only a build can
-count "place", because stored rows do not record it."""
+"""Maps every rule (a way to tell next-sentence labels without reading) to what it looks at. The counts of "language"
+are derived from those of "source". Only a build can count "place", because stored rows do not record it."""
 OF_THE_TEXT = ("words",)
 """Rules that read the text. They are shown but not judged, because a true next segment naturally shares words with the
 first."""
@@ -47,7 +47,8 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of one rule: the share of `rows` labelled rows for which the rule's answer is right."""
+    """The accuracy of one rule that tells next-sentence labels without reading: the share of `rows` labelled rows for
+    which the rule's answer is right."""
 
     rule: str
     accuracy: float
@@ -65,7 +66,8 @@ def count_shortcuts(
     max_seq_length: int,
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
-    """Return a Counter for each rule: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
+    """Count rows for the rules that tell next-sentence labels without reading. Return a dict from each rule's name to a
+    Counter: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
 
     The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
@@ -97,7 +99,8 @@ def count_shortcuts(
 
 
 def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
-    """Return the accuracy of each rule in `counts` and of the rule "language", in the order of RULES.
+    """Return the accuracy of each rule in `counts` and of the rule "language", in the order of RULES. A rule tells
+    next-sentence labels without reading.
 
     `languages` has the language of each source.
     """
@@ -108,7 +111,8 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Return (rules to warn of, rules to fail for), by their accuracy. Rules that read the text are in neither list."""
+    """Return two lists of rules: those to warn of, and those that make a build fail. Their accuracy and number of rows
+    decide. Rules that read the text (OF_THE_TEXT) are in neither list."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
@@ -145,7 +149,8 @@ def _by_language(counts: Counter[int], *, languages: Sequence[str]) -> Counter[i
 
 
 def _halves(ids: Numbers, offsets: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the half (0 or 1) to which each row belongs, by a hash of its tokens."""
+    """Return int64[n]: the half (0 or 1) to which each row belongs, by a hash of its tokens. A rule is fitted on one
+    half and measured on the other."""
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ids, dtype=np.int64)])
     keys = draws.mix((sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.uint64))
     return (keys >> np.uint64(63)).astype(np.int64)
@@ -157,7 +162,7 @@ def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
 
 
 def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the number of different rare tokens that occur in both segments of each row."""
+    """Return int64[n]: the number of different rare tokens (see RARE) that occur in both segments of each row."""
     rare = np.bincount(ids) * RARE < ids.size
     places = np.flatnonzero(rare[ids])
     row = np.searchsorted(offsets, places, side="right") - 1

@@ -69,7 +69,8 @@ class BuildOutput(ABC):
         self.finished = False
         """True if the folder holds a finished data set that this build would make (or has made)."""
         self.resumes = False
-        """True if the folder holds finished pieces of an earlier start of this build, which this start continues."""
+        """True if the folder holds splits or shards that an earlier start of this build finished. This start continues
+        from there."""
         self._mark = BuildMark(str(root), identity=identity)
         self._lease = ExitStack()
         self._token = ""
@@ -141,8 +142,8 @@ class BuildOutput(ABC):
         storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
 
     def _leave(self, keeps: Keeps) -> None:
-        """Clean up after an error. Remove everything if `keeps` is "nothing" or no piece is finished; otherwise keep
-        the finished pieces, for the next start."""
+        """Clean up after an error. Remove everything if `keeps` is "nothing", or if no split or shard is finished.
+        Otherwise keep the finished splits and shards for the next start of the build."""
         if keeps == "nothing" or not list_records(self.temporary):
             self._clear()  # while the lease still keeps other builds out
             return
@@ -163,7 +164,8 @@ class OutputFolder(BuildOutput):
 
     Entering the block creates the folder and takes its lease. Entering raises ValueError if the folder holds results of
     a different build (a build with another `identity`), or files that no build has written. After an error in the
-    block, the finished pieces are kept if the same command may get further next time. Otherwise everything is removed.
+    block, finished work (splits read, shards written) stays in the folder if the same command may get further next
+    time. Otherwise everything is removed.
     """
 
     root: Path

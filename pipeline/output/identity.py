@@ -17,7 +17,8 @@ _INPUT = ("inputs", _MODIFIED)
 class BuildMark:
     """The content of the file OUT/_build.json, which says which build the folder OUT belongs to.
 
-    `identity` is JSON data with the keys config, inputs and others. Builds with an equal identity are the same.
+    `identity` is JSON data with the keys config, inputs, modified, versions, code and, once it is known,
+    vocabulary_hash. Builds with an equal identity are the same.
     """
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
@@ -67,7 +68,8 @@ class BuildMark:
         vocabulary.
 
         False if OUT/_build.json is absent or written by another release. Raises ValueError if it names a different
-        build, and OSError if it cannot be read. With False, the caller would remove the finished pieces.
+        build, and OSError if it cannot be read. It does not return False in the last two cases, because after False the
+        caller removes the finished splits and shards.
         """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
@@ -104,7 +106,7 @@ def _hint_at_time(differences: Iterable[str]) -> str:
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:
     """Yield a text "key: old -> new" for each value that differs between `old` and `new`, two trees of mappings and
-    lists. `key` is the path of keys to these trees, which comes before each key."""
+    lists. `key` is the path of keys to these two trees, and is put before each key."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
             yield from describe_differences(old.get(name), new.get(name), key=f"{key}.{name}" if key else name)

@@ -43,8 +43,8 @@ _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """The allowed share of NOT_NEXT labels (lowest, highest) in each mode. The published algorithm, which reference mode
 follows, gives this label to every chunk of one sentence."""
 _ENOUGH_ROWS = 400
-"""If a data set has fewer labels, their share is not checked, because the share may leave the range by chance (four
-standard deviations)."""
+"""If a data set has fewer labels, the share of NOT_NEXT among them is not checked, because it may leave the range by
+chance (four standard deviations)."""
 _ENOUGH_TO_WARN = 1600
 """If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
 warns is narrower, so more labels are needed."""
@@ -210,7 +210,7 @@ def write_set(
 
 
 def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
-    """Return a hash (sha256, in hexadecimal) of everything except the input that decides what a build's workers write.
+    """Return a hash (sha256, in hexadecimal) of everything that decides what a build's workers write, except the input.
 
     It covers the settings that shape the data, the order of the sources, the buckets, the vocabulary, the versions of
     libraries, the pipeline's code, and whether rejects (documents left out) are kept.

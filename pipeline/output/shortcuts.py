@@ -24,7 +24,8 @@ MOST_UNLABELLED = 0.05
 
 
 def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
-    """Return the accuracy of each rule, over training and validation rows. The list is empty if rows have no labels."""
+    """Return the accuracy of each rule that tells next-sentence labels without reading, over training and validation
+    rows. The list is empty if rows have no labels."""
     total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
     for tally in result.tallies.values():
         total.add_shortcuts(tally.shortcuts)
@@ -37,7 +38,8 @@ def list_languages(config: PipelineConfig) -> list[str]:
 
 
 def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Raise ValueError if a rule tells labels so often (FAIL_ABOVE) that a model would not learn to read."""
+    """Raise ValueError if a rule tells more than the share FAIL_ABOVE of the next-sentence labels without reading,
+    because a model would then learn only that rule."""
     if not _is_judged(config):
         return
     _, failing = find_telling(measure_shortcuts(result, config=config))
@@ -50,7 +52,8 @@ def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
 
 
 def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Return warnings of rules that tell too many labels (WARN_ABOVE), and of too many rows without a label."""
+    """Return at most two warnings: of rules that tell too many next-sentence labels without reading (WARN_ABOVE), and
+    of too many rows without a label."""
     if not _is_judged(config):
         return []
     found = []
@@ -76,7 +79,9 @@ def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> li
 
 
 def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[str, Any]:
-    """Return the section of report.json: each rule with its accuracy, and whether a build is judged by it."""
+    """Return the section of report.json on rules that tell next-sentence labels without reading. The keys are rules
+    (for each rule a dict with rule, of, accuracy, rows and judged), warned_above, failed_above and without_label
+    (numbers of rows by reason)."""
     return {
         "rules": [
             {
@@ -95,9 +100,9 @@ def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[
 
 
 def _is_judged(config: PipelineConfig) -> bool:
-    """Return whether a build is judged by the rules.
+    """Return whether a build warns or fails if rules tell its next-sentence labels without reading.
 
-    It is not in reference mode, because published pairs keep their shortcuts, nor for sentence_order, because the place
-    of two sentences tells their order.
+    It does so only in strict mode with `next_sentence` random_document. In reference mode published pairs keep their
+    shortcuts, and with sentence_order the place of two sentences tells their order.
     """
     return config.mode == "strict" and config.next_sentence == "random_document"

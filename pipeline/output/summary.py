@@ -113,8 +113,9 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
     """Return a dict that says how much of the vocabulary appears in the training rows, and how much of the text is
     [UNK].
 
-    The values of `entries`, `used`, `used_share`, `seldom` and `most_frequent` leave out special and unused entries.
-    The text is that of all documents, held-out documents included.
+    The keys are size, entries, used, used_share, seldom (entries that occur one to nine times), tokens_per_word,
+    text_tokens, unknown, unknown_rate and most_frequent. The values of entries, used, used_share, seldom and
+    most_frequent leave out special and unused entries. The text is that of all documents, held-out documents included.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -260,8 +261,8 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict (from, to, count) for each range 2^(b-1) to 2^b - 1, whose count is counts[b]. Empty ranges at both
-    ends are left out."""
+    """Return a dict (from, to, count) for each index b of `counts`: the range from 2^(b-1) to 2^b - 1, and counts[b] as
+    its count. Empty ranges at both ends are left out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

@@ -31,7 +31,7 @@ class BuildContext:
     vocabulary_size: int
     work: str
     build: str
-    """A hash (from publish.hash_build) of everything except the input that determines what workers write."""
+    """A hash (from publish.hash_build) of everything that determines what workers write, except the input."""
     inputs: Mapping[str, str]
     """The fingerprint of each input file, by path."""
     notes: str = ""
@@ -40,7 +40,7 @@ class BuildContext:
 
     @property
     def ledger(self) -> Ledger:
-        """The records of the finished pieces of work."""
+        """The records of the splits and shards that are finished."""
         return Ledger(self.work, self.build, self.shards)
 
     @property
@@ -79,7 +79,8 @@ def local_notes(work: str, *, shared: bool) -> Iterator[str]:
     """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run on
     this machine. The folder is removed after the `with` block.
 
-    Otherwise (`work` is local, or `shared` says that workers run on other machines) yield "", which stands for `work`.
+    Otherwise (`work` is local, or `shared` says that workers run on other machines) yield "", which tells the caller to
+    use folders in `work`.
     """
     if not storage.is_url(work) or shared:
         yield ""

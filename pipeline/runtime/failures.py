@@ -20,7 +20,7 @@ FAILURE_NAME = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a worker. `keeps` says which finished pieces of the build are kept.
+    """An error of a worker. `keeps` says which finished splits and shards of the build stay for its next start.
 
     If `is_users` is true, the user can fix the error (bad input, full disk) and needs only the message. Otherwise the
     error is a bug, and `details` (a traceback) helps to find it.
@@ -35,8 +35,8 @@ class Failure:
 def choose_kept(error: BaseException | None) -> Keeps:
     """Return which finished work of a build to keep after `error`: the value of the error's attribute `keeps`.
 
-    If the error has no such attribute, nothing is kept after a ValueError (bad settings). All is kept after other
-    errors, since the same command may get further next time.
+    If the error has no such attribute, nothing is kept after a ValueError (bad settings). All finished work is kept
+    after any other error, because the same command may get further next time.
     """
     default: Keeps = "nothing" if isinstance(error, ValueError) else "all"
     found: Keeps = getattr(error, "keeps", default)
@@ -48,7 +48,8 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
     """If the body of the `with` raises an error, write the error to `folder` (leave_failure) and raise it again.
 
     A ValueError or OSError is reported as an error that the user can fix. `of_input` says that a ValueError is the
-    fault of an input file, so that pieces made from unchanged files are kept.
+    fault of an input file. The finished splits and shards then stay, and the next start of the build uses those whose
+    input files are unchanged.
     """
     try:
         yield
@@ -66,7 +67,7 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
 
 
 class AbandonedError(PassingError):
-    """The work is no longer needed, because another piece of the build has failed."""
+    """The work is no longer needed, because a worker has failed at another split or shard of the build."""
 
 
 def raise_if_abandoned(folder: str) -> None:

@@ -31,8 +31,8 @@ _SHARDS = "data"
 class Ledger:
     """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
 
-    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of everything except
-    the input that determines these files.
+    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of everything that
+    determines these files, except the input.
     """
 
     root: str
@@ -41,12 +41,14 @@ class Ledger:
     """The folder of the shards. If it is empty, they are in `root`/data."""
 
     def record_name(self, kind: Kind, key: Any) -> str:
-        """Return the file name of the record of a finished piece. `key` (any JSON) says what the piece is made from."""
+        """Return the file name of the record of a finished split or shard. `key` (any JSON) says what it is made
+        from."""
         digest = hashlib.sha256(canonical_json([self.build, kind, key])).hexdigest()
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """Return the content that `record` stored with a finished piece, or None if the piece is not finished.
+        """Return the content that `record` stored with a finished split or shard (`kind`), or None if that is not
+        finished.
 
         If there is a record, but it or its files do not match their hashes, the record and its files are removed. The
         fault is noted for take_damaged, and None is returned.
@@ -70,7 +72,7 @@ class Ledger:
         return None
 
     def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
-        """Record that the piece of work `key` (any JSON) is finished.
+        """Record that a split or shard (`kind`) is finished. `key` (any JSON) identifies it.
 
         `files` are the paths of its files, which must be closed and complete. `content` is any JSON that `find` is to
         return.
@@ -88,8 +90,8 @@ class Ledger:
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
         """Remove outdated records, and files that no remaining record names. Return how many records remain, by kind.
 
-        A record is outdated if a build with another `build` wrote it. A split's record is also outdated if its file
-        name is not in `splits`, and a shard's record if `keep_shards` is false. Files are removed only if they are
+        A record is outdated if a build with another hash (`build`) wrote it. A split's record is also outdated if its
+        file name is not in `splits`, and a shard's record if `keep_shards` is false. Files are removed only if they are
         directly in one of `folders` (names below `root`). Only the first line of each record is read, and no hash is
         checked.
         """

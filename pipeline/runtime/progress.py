@@ -44,8 +44,8 @@ class WorkReport:
 
     The file is written at most once a second, on an object store every ten seconds, and removed if the work fails.
     Counts whose names begin with `of_` are expected totals. All other counts say how much is done, and their growth is
-    also passed to the function `count`. `key` (any JSON) identifies the piece, so that a second attempt after a lost
-    worker is not counted twice. The report of a finished piece is not overwritten.
+    also passed to the function `count`. `key` (any JSON) identifies the work, so that a second attempt after a lost
+    worker is not counted twice. The report of finished work is not overwritten.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class ProgressPrinter:
         return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
 
     def count(self, stage: Stage) -> Counter[str]:
-        """Return each count summed over all reports of a stage, including reports of pieces kept from an earlier
-        start."""
+        """Return the counts of a stage by name, each summed over all reports of the stage. Reports of splits and shards
+        kept from an earlier start are included."""
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
@@ -207,7 +207,8 @@ class ProgressPrinter:
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
-        """Return the counts of every report of a stage. The report of a finished piece is read only once."""
+        """Return the counts of every report of a stage. The report of a finished split or shard is read from its file
+        only once."""
         found: list[Counter[str]] = []
         for file in storage.list_files(self._folder, below=False):
             if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):

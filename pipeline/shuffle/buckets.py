@@ -54,7 +54,7 @@ class Buckets:
 @dataclass(frozen=True, slots=True)
 class BucketCount:
     """The numbers of documents and tokens in one bucket, with duplicates counted once. `lowest` holds the two smallest
-    results of `membership` for its documents."""
+    results of `membership` (the hash that decides whether a document is held out) among the bucket's documents."""
 
     bucket: int
     documents: int
@@ -136,7 +136,8 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
 
 
 def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
-    """Raise ValueError if train or validation has too few documents. `more` is the remedy that the message proposes."""
+    """Raise ValueError if train or validation has fewer than `fewest` documents. `more` is the remedy that the message
+    proposes."""
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(

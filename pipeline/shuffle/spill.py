@@ -180,15 +180,16 @@ class SpillWriter:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Return the index (ids, token counts and sources) of the documents in `extents`. The tokens are not read."""
+    """Return the index (ids, token counts and sources) of the documents in `extents` (byte ranges of spill files). The
+    tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """Yield a tuple (id, index into config.source_names, origin) for each document in `extents`, duplicates
-    included."""
+    """Yield a tuple (id, index into config.source_names, origin) for each document in `extents` (byte ranges of spill
+    files), duplicates included."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "number", *Origin._fields)
@@ -197,11 +198,12 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
-    """Return the distinct documents in `extents`, ordered by id, and the number of duplicates left out.
+    """Return the distinct documents in `extents` (byte ranges of spill files), ordered by id, and the number of
+    duplicates left out.
 
     The result does not depend on how documents are spread over extents. `id_type` is the Arrow type of token ids.
-    Memory: about 3.2 bytes a token and 4 a sentence, since only `word_starts` is a copy of the bytes read. Raises
-    SpillError if a file has changed since it was written.
+    Memory: about 3.2 bytes a token and 4 a sentence. Of the arrays, only `word_starts` is copied; the others share the
+    memory of the bytes read. Raises SpillError if a file has changed since it was written.
     """
     schema = _documents_schema(id_type)
     found: list[TokenizedDocument] = []
@@ -221,7 +223,7 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written, the number of its bucket, and its origin."""
+    """A document that waits to be written, the number of its bucket (group of documents), and its origin."""
 
     bucket: int
     document: TokenizedDocument

@@ -232,7 +232,7 @@ class _ChunkTable:
         self._lengths = _Column(np.dtype(np.int64))
 
     def _learn(self) -> None:
-        """Tokenize the new chunks, and add their ids to the cache."""
+        """Tokenize the new chunks (pieces of text between spaces), and add their ids to the cache."""
         ids: list[int] = []
         starts = bytearray()
         lengths: list[int] = []
@@ -277,7 +277,8 @@ class _ChunkTable:
 def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
     """Divide sentences into blocks (at least one) of about _BLOCK_CHARACTERS, and return the blocks.
 
-    This limits the memory for a large document, because each chunk takes 150 bytes while its block is tokenized.
+    This limits the memory for a large document, because each chunk (a piece of text between spaces) takes 150 bytes
+    while its block is tokenized.
     """
     stops = np.cumsum(np.fromiter(map(len, sentences), np.int64, len(sentences)))
     if not stops.size or stops[-1] <= _BLOCK_CHARACTERS:

@@ -32,7 +32,7 @@ GROUP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WordContext:
-    """The settings and folders that every worker needs."""
+    """The settings and folders that every worker needs to count words."""
 
     config: PipelineConfig
     folder: str

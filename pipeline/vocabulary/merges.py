@@ -126,8 +126,8 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Return those of the sorted places where the merges of two equal symbols do not overlap: the first, third, ...
-        place of a row like a a a."""
+        """Return those of the sorted places `place` at which a pair can be merged without overlap. The places of a pair
+        of equal symbols overlap in text like a a a a; of these, the first, third, ... are returned."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))
