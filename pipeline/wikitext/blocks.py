@@ -13,8 +13,9 @@ from pipeline.wikitext.tags import BREAK, EMPTY, HOLE
 
 
 class Block(NamedTuple):
-    """A piece of a page. `kind` is "" for a paragraph and "*" for a list item. For a heading, it has as many = as the
-    heading's level. `text` has the lines of a paragraph with line breaks between them."""
+    """A piece of a page. `kind` is "" for a paragraph, "*" for a list item, and ":" for an indented line outside of a
+    list, often a quotation. For a heading, it has as many = as the heading's level. `text` has the lines of a paragraph
+    with line breaks between them."""
 
     kind: str
     text: str
@@ -28,7 +29,7 @@ _INNER_HEADING = re.compile(r"(?<=[^\s=])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[
 _SHORTEST_WITHOUT_BREAKS = 2_000
 _EQUALS = re.compile(r"={2,}|")
 _RULE = re.compile(r"-{4,}")
-_ITEM = re.compile(r"[*#:;]+[ \t]*")
+_ITEM = re.compile(r"([*#:;]+)[ \t]*")
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
 
 _ANY_ROW = re.compile(r"\n[ \t:]*(?:[|!]|\{\|)")
@@ -55,27 +56,31 @@ def read_blocks(text: str) -> Iterator[Block]:
     if _ANY_ROW.search(text) is not None:
         text = "\n".join(_drop_rows(text.split("\n")))
     open_lines: list[str] = []
+    in_list = False  # an indented line right after a list item continues it
     for line in text.replace(BREAK, "\n\n").split("\n"):
         first = line[:1]
         if first and first not in "*#:;=- \t":
             open_lines.append(line)
+            in_list = False
             continue
         if open_lines:
             yield Block("", "\n".join(open_lines))
             open_lines = []
         heading = _HEADING.fullmatch(line) if first == "=" else None
-        if heading is not None:
+        item = _ITEM.match(line)
+        in_list = item is not None and (in_list or item.group(1).strip(":") != "")
+        if item is not None:
+            yield Block("*" if in_list else ":", line[item.end() :])
+        elif heading is not None:
             opening, title, closing = heading.groups()
             yield Block(opening[: len(closing)], title)
-        elif first and first in "*#:;":
-            yield Block("*", line[_ITEM.match(line).end() :])  # type: ignore[union-attr]
         elif first == "=":
             open_lines.append(line[_EQUALS.match(line).end() :])  # type: ignore[union-attr]
         elif first == "-" and not _RULE.match(line):
             open_lines.append(line)
         elif first == "-":
             yield Block("", _RULE.sub("", line, count=1))
-        elif not line.isspace():
+        elif line and not line.isspace():
             yield Block("", line)
     if open_lines:
         yield Block("", "\n".join(open_lines))

@@ -54,7 +54,9 @@ def choose_blocks(
             continue
         if not text:
             continue
-        treatment = tail_sections if tail_level else lists if kind == "*" else "keep"
+        treatment = tail_sections if tail_level else lists if kind else "keep"
+        if treatment == "drop" and kind == ":" and not tail_level:
+            treatment = "sentences"  # quotations are indented, but formulas and results too
         if treatment == "keep" or (treatment == "sentences" and is_whole_sentence(text, language=language)):
             kept.append(text)
         elif not tail_level:

@@ -218,7 +218,10 @@ def test_a_source_of_another_content_model_alone_is_left_out_beside_others() -> 
 SECTIONS = """Rivers carry water. They are:
 * [[Rhine]]
 * The Danube flows through ten countries on its way.
-: An indented line about the delta of the river stays outside.
+: It ends in a delta at the sea.
+
+: A river is a road that carries us where we want to go.
+: x = y
 == History ==
 Old rivers are slow.
 === Notes ===
@@ -244,6 +247,7 @@ def test_lists_and_tail_sections_are_left_out_and_counted(tmp_path: Path) -> Non
     assert lines_of(items) == [
         "Rivers carry water.",
         "They are:",
+        "A river is a road that carries us where we want to go.",
         "Old rivers are slow.",
         "Notes about history are prose.",
         "They still flow.",
@@ -251,7 +255,8 @@ def test_lists_and_tail_sections_are_left_out_and_counted(tmp_path: Path) -> Non
     assert [(item.reason, item.detail) for item in items if isinstance(item, Drop)] == [
         ("list_item", "Rhine"),
         ("list_item", "The Danube flows through ten countries on its way."),
-        ("list_item", "An indented line about the delta of the river stays outside."),
+        ("list_item", "It ends in a delta at the sea."),
+        ("list_item", "x = y"),
         ("tail_section", "References"),
         ("tail_section", "Notes"),
         ("tail_section", "External links"),
@@ -264,7 +269,8 @@ def test_sentences_of_lists_are_kept_if_asked_for(tmp_path: Path) -> None:
         "Rivers carry water.",
         "They are:",
         "The Danube flows through ten countries on its way.",
-        "An indented line about the delta of the river stays outside.",
+        "It ends in a delta at the sea.",
+        "A river is a road that carries us where we want to go.",
         "Old rivers are slow.",
         "Notes about history are prose.",
         "A book of 1990 says more.",
@@ -276,10 +282,10 @@ def test_sentences_of_lists_are_kept_if_asked_for(tmp_path: Path) -> None:
 def test_lists_and_tail_sections_are_kept_if_asked_for(tmp_path: Path) -> None:
     text = dump(page("A", SECTIONS))
     kept = read_text(tmp_path, text, lists="keep")
-    assert len(lines_of(kept)) == 12
+    assert len(lines_of(kept)) == 14
     assert len(kept) == 1
     lists_only = read_text(tmp_path, text, lists="keep", tail_sections="drop")
-    assert len(lines_of(lists_only)) == 8
+    assert len(lines_of(lists_only)) == 10
     tails_only = lines_of(read_text(tmp_path, text, tail_sections="keep"))
     assert "Seen in May." in tails_only
     assert not {"Rhine", "Y"} & set(tails_only)
