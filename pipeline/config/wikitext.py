@@ -13,9 +13,9 @@ class WikitextConfig(Settings):
     """What becomes of the parts of Wikipedia articles that are not prose."""
 
     lists: Treatment = "drop"
-    """List items. drop: leave them out, as the set of the BERT paper does; indented lines (:) outside of lists stay if
-    they are whole sentences, as quotations are. sentences: keep the items that are whole sentences. keep: keep all.
-    Items left out are counted as list_item."""
+    """List items. drop: leave them out, as the set of the BERT paper does; lines outside of lists that are indented (by
+    : or a space) stay if they are whole sentences, as quotations are. sentences: keep the items that are whole
+    sentences. keep: keep all. Items left out are counted as list_item."""
     tail_sections: Treatment | None = None
     """Sections like References, See also, Further reading, External links and Discography, known by their headings in
     138 languages. drop, sentences: the same for all their lines. keep: treat them like other sections. null: same as

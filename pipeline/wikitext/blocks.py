@@ -13,9 +13,9 @@ from pipeline.wikitext.tags import BREAK, EMPTY, HOLE
 
 
 class Block(NamedTuple):
-    """A piece of a page. `kind` is "" for a paragraph, "*" for a list item, and ":" for an indented line outside of a
-    list, often a quotation. For a heading, it has as many = as the heading's level. `text` has the lines of a paragraph
-    with line breaks between them."""
+    """A piece of a page. `kind` is "" for a paragraph, "*" for a list item, and ":" for a line outside of a list that
+    is indented by : or a space, often a quotation or code. For a heading, it has as many = as the heading's level.
+    `text` has the lines of a paragraph with line breaks between them."""
 
     kind: str
     text: str
@@ -81,7 +81,7 @@ def read_blocks(text: str) -> Iterator[Block]:
         elif first == "-":
             yield Block("", _RULE.sub("", line, count=1))
         elif line and not line.isspace():
-            yield Block("", line)
+            yield Block(":", line)
     if open_lines:
         yield Block("", "\n".join(open_lines))
 

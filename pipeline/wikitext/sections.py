@@ -32,6 +32,7 @@ _FEWEST_WORDS_ELSEWHERE = 5
 _FEWEST_CHARACTERS = 15
 _WITHOUT_MARKS = ("th", "lo")
 _FEWEST_WITHOUT_MARKS = 60
+_COLONS = (":", "\uff1a")
 _AND = re.compile(
     r"\s*[,;/&+\u3001\u30fb\u00b7]\s*|\s+(?:and|und|et|y|e|i|og|och|en|ja|a|\u0438|\u0456|\u0442\u0430|\ubc0f|ve|va|dan)\s+"
 )
@@ -47,8 +48,10 @@ def choose_blocks(
     left_out: list[LeftOut] = []
     tail_level = 0  # of the tail section's heading, 0 outside of tail sections
     heading = ""
+    follows_label = False  # the block before is a paragraph of a few words and a colon: the title of a list
     for number, (kind, text) in enumerate(blocks):
         if kind[:1] == "=":
+            follows_label = False
             if not tail_level or len(kind) <= tail_level:
                 tail_level, heading = (len(kind), text) if number in tails else (0, "")
             continue
@@ -56,14 +59,19 @@ def choose_blocks(
             continue
         treatment = tail_sections if tail_level else lists if kind else "keep"
         if treatment == "drop" and kind == ":" and not tail_level:
-            treatment = "sentences"  # quotations are indented, but formulas and results too
+            treatment = "sentences"  # quotations are indented, but code, formulas and results too
         if treatment == "keep" or (treatment == "sentences" and is_whole_sentence(text, language=language)):
             kept.append(text)
-        elif not tail_level:
+            follows_label = not kind and text.endswith(_COLONS) and not _is_long(text, language=language)
+            continue
+        if not tail_level:
+            if follows_label:
+                left_out.append(LeftOut(_LIST_ITEM, kept.pop()[:_DETAIL_CHARACTERS]))
             left_out.append(LeftOut(_LIST_ITEM, text[:_DETAIL_CHARACTERS]))
         elif heading:
             left_out.append(LeftOut(_TAIL_SECTION, heading[:_DETAIL_CHARACTERS]))
             heading = ""  # a section counts once
+        follows_label = False
     return kept, left_out
 
 
@@ -72,11 +80,13 @@ def is_whole_sentence(line: str, *, language: str) -> bool:
     of a script without spaces. In Thai and Lao, whose sentences have no marks, it must have 60 characters."""
     if language in _WITHOUT_MARKS:
         return len(line) >= _FEWEST_WITHOUT_MARKS
-    if SENTENCE_END.search(line) is None:
-        return False
-    spaces = line.count(" ")
-    fewest = _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE)
-    return spaces + 1 >= fewest or len(line) >= _FEWEST_CHARACTERS * (spaces + 1)
+    return SENTENCE_END.search(line) is not None and _is_long(line, language=language)
+
+
+def _is_long(line: str, *, language: str) -> bool:
+    """Return whether a line has as many words, or characters without a space, as a short sentence."""
+    words = line.count(" ") + 1
+    return words >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * words
 
 
 def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:

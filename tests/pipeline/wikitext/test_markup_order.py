@@ -152,6 +152,26 @@ def test_every_kind_of_list_item_is_left_out(mark: str) -> None:
     assert converted.left_out == (("list_item", "b c"),)
 
 
+def test_indented_lines_stay_if_they_are_whole_sentences() -> None:
+    quotation = "Old:\n\n: A river is a road that moves.\n x = y\n: y = z\n"
+    page = quotation + "* Item of a list, in five words.\n: It goes on in five words."
+    converted = convert(page, lists="drop")
+    assert converted.text == "Old:\nA river is a road that moves."
+    assert [detail for _, detail in converted.left_out] == [
+        "x = y",
+        "y = z",
+        "Item of a list, in five words.",
+        "It goes on in five words.",
+    ]
+
+
+def test_the_title_of_a_list_goes_with_the_list() -> None:
+    converted = convert("Waters:\n* b\n* c\nIt says:\n\nd\nThe waters of this long paragraph:\n* e", lists="drop")
+    assert converted.text == "It says:\nd The waters of this long paragraph:"
+    assert [detail for _, detail in converted.left_out] == ["Waters:", "b", "c", "e"]
+    assert convert("\u6c34\u7cfb" * 20 + "\uff1a\n* b", language="zh", lists="drop").text.endswith("\uff1a")
+
+
 @pytest.mark.parametrize(
     ("language", "line", "kept"),
     [
