@@ -72,6 +72,7 @@ def resolve_tags(markup: str) -> str:
     kept: list[str] = []
     position, length = 0, len(markup)
     missing: set[str] = set()
+    unclosed: set[str] = set()
     while position < length:
         tag = _TAG.search(markup, position)
         if tag is None:
@@ -91,13 +92,18 @@ def resolve_tags(markup: str) -> str:
                 kept.append(shift(markup[position : found.start()]))
                 position = found.end()
         elif opens and name in _VANISH and name not in missing:
-            end = _end_of(markup, name, position)
+            end = None if name in unclosed else _end_of(markup, name, position)
+            if end is None and name == "table":
+                unclosed.add(name)
+                end = _end_of_rows(markup, position)
             if end is None:
                 missing.add(name)
                 continue
             position = end
             if name in _BLOCKS:
                 kept.append(BREAK)
+        elif name == "table" and tag.group(1):
+            kept.append("\n|}\n")  # it may close a {|
         elif name in _LINES:
             kept.append(BREAK)
         elif name in _ITEMS:
@@ -123,7 +129,21 @@ def _end_of(markup: str, name: str, position: int) -> int | None:
     return None
 
 
+def _end_of_rows(markup: str, position: int) -> int | None:
+    """Return where a table ends, if it or one in it has no </table>: with the next </table>, or with the line of the
+    last row before the next heading. Return None if there is neither."""
+    heading = markup.find("\n=", position)
+    end = 0
+    for found in _ROW.finditer(markup, position, len(markup) if heading < 0 else heading):
+        end = found.end()
+        if found.group(1):
+            return end
+    line_end = markup.find("\n", end)
+    return None if not end else len(markup) if line_end < 0 else line_end
+
+
 _SPACE = re.compile(r"\s*")
+_ROW = re.compile(r"</?(?:tr|td|th)\b[^<>]*>|(</table\b[^<>]*>)", re.I)
 _TABLE = re.compile(r"<(/?)table\b[^<>]*>", re.I)
 
 

@@ -211,6 +211,10 @@ def test_a_source_of_another_content_model_alone_is_left_out_beside_others() -> 
         refuse_empty_source(source, num_documents=0, drops=drops, others=0)
     with pytest.raises(ValueError, match=r"no article in this source"):
         refuse_empty_source(source, num_documents=0, drops={**drops, "empty": 1}, others=7)
+    lists = {"list_item": 3, "empty": 1}
+    refuse_empty_source(source, num_documents=0, drops=lists, others=7)
+    with pytest.raises(ValueError, match=r"dropped: 3 list_item, 1 empty.* or set wikitext\.lists: keep"):
+        refuse_empty_source(source, num_documents=0, drops=lists, others=0)
 
 
 # ---- lists and tail sections ----

@@ -95,6 +95,8 @@ def test_quotes_are_balanced_inside_a_label_and_a_line(markup: str, text: str) -
         ("a\n{{mystery top}}\n|-\n| b\n{{mystery bottom}}\nc", "a\nc"),
         ("{{Infobox\n| a = b\n| c\n'''X''' is d.", "X is d."),
         ("a\n{|\n| {{FIN}}<br>b || c\n|}\nd", "a\nd"),
+        ("a\n{|\n| b\nb\n</table>\nc\n\nd", "a\nc\nd"),
+        ("a\n<table><tr><td>b</td>\n<tr><td>b\n\nc\n== H ==\n<table>\n<tr><td>d</table>e", "a\nc\ne"),
     ],
 )
 def test_tables_that_a_template_ends_or_begins_leave_nothing(markup: str, text: str) -> None:
