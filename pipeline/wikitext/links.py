@@ -15,6 +15,9 @@ _EXTERNAL = re.compile(
 )
 
 
+_ADDRESS = re.compile(r"\s*(?:https?:|ftp:)?//", re.I)
+
+
 def quote_free(text: str, *, is_label: bool) -> str:
     """Return the visible text of a link without quotes that could join those around the link: MediaWiki balances the
     quotes of a label inside the label, and those of a target are text."""
@@ -25,6 +28,8 @@ def quote_free(text: str, *, is_label: bool) -> str:
 
 def resolve_link(content: str, *, names: WikiNames) -> str:
     """Return the visible text of `[[content]]`, without bold and italic marks."""
+    if _ADDRESS.match(content):
+        return f"[{content.strip().replace('|', ' ', 1)}]"  # an external link in one pair of brackets too many
     shown = _resolve_link(content, names=names)
     return quote_free(shown, is_label="|" in content) if "'" in shown else shown
 

@@ -141,6 +141,8 @@ class _Frame:
 def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
     if "[[" in text:
         text = _SIMPLE_LINK.sub(_resolve_simple_link, text)
+    if "!)}}" in text or "{{(!" in text:
+        text = text.replace("{{(!}}", "{|").replace("{{!)}}", "|}")
     if "{{{" in text:
         text = _PARAMETER.sub(lambda found: found.group(1) or "", text)
     frames = [_Frame("", 0)]

@@ -36,6 +36,7 @@ _COLONS = (":", "\uff1a")
 _AND = re.compile(
     r"\s*[,;/&+\u3001\u30fb\u00b7]\s*|\s+(?:and|und|et|y|e|i|og|och|en|ja|a|\u0438|\u0456|\u0442\u0430|\ubc0f|ve|va|dan)\s+"
 )
+_IN_PARENTHESES = re.compile(r"\s?[(\uff08][^()\uff08\uff09]*[)\uff09]\s*\Z")
 _AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
 
 
@@ -97,7 +98,7 @@ def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:
     tails: set[int] = set()
     last_level = top  # headings of kind `last` count if they have at most this level
     for number, (kind, text) in reversed(headings):
-        heading = text.casefold().strip(_AROUND)
+        heading = _IN_PARENTHESES.sub("", text.casefold()).strip(_AROUND)
         parts = {heading} if heading in always else {part.strip(_AROUND) for part in _AND.split(heading)} - {""}
         is_tail = bool(parts) and parts <= always | last and (len(kind) <= last_level or bool(parts & always))
         if is_tail:

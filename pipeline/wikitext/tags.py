@@ -26,7 +26,8 @@ _VANISH = words("script style table figure video audio rt rp rtc ")
 # The tags of _VANISH that are blocks. A new paragraph follows them.
 _BLOCKS = words("table figure ")
 # These tags end a line.
-_LINES = words("br p div blockquote center poem ul ol dl hr h1 h2 h3 h4 h5 h6 tr td th tbody caption thead ")
+_LINES = words("br p div blockquote center poem ul ol dl hr tr td th tbody caption thead ")
+_HEADINGS = words("h1 h2 h3 h4 h5 h6 ")
 # These tags begin an item of a list.
 _ITEMS = words("li dt dd ")
 # Other tags of HTML and MediaWiki are removed without their content; anything else in angle brackets is text.
@@ -37,7 +38,7 @@ _OTHERS = words(
     "onlyinclude indicator section templatestyles templatedata categorytree imagemap timeline graph mapframe maplink "
     "inputbox pagelist score syntaxhighlight listing rss youtube languages translate tvar "
 )
-_KNOWN = _VANISH | _LINES | _ITEMS | _OTHERS
+_KNOWN = _VANISH | _LINES | _HEADINGS | _ITEMS | _OTHERS
 _SUPERSCRIPTS = str.maketrans(
     "0123456789+-\u2212n", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207b\u207f"
 )
@@ -106,6 +107,9 @@ def resolve_tags(markup: str) -> str:
             kept.append("\n|}\n")  # it may close a {|
         elif name in _LINES:
             kept.append(BREAK)
+        elif name in _HEADINGS:
+            marks = "=" * int(name[1])
+            kept.append(f"\n{marks}" if opens else f"{marks}\n")
         elif name in _ITEMS:
             kept.append(BREAK)
             if opens:

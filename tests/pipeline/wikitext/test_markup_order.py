@@ -76,6 +76,7 @@ def test_math_with_a_comment_mark_is_one_hole() -> None:
         ("''[[File:a.jpg|thumb|''b]]c'' d", "c d"),
         ("[http://x.org ''la bel''] or [http://x.org''la bel''] or ''[http://x.org la]''", "la bel or la bel or la"),
         ("[http://x.org/a'b c] [http://x.org \"d\"] [//x.org '''e''']", 'c "d" e'),
+        ("[[http://x.org a ''b'']] or [http://x.org|c] or [HTTP://x.org d [[e|f]] g]", "a b or or d f g"),
         ("dell{{'}}''x''\nl'''amour''\nl'''amour'' y", "dell\u2019x l'amour l'amour y"),
     ],
 )
@@ -90,6 +91,7 @@ def test_quotes_are_balanced_inside_a_label_and_a_line(markup: str, text: str) -
         ("a\n{|\n| b\n{{Table end|x}}\nc\n{|\n| d\n|}\ne", "a\nc\ne"),
         ("a\n{|\n| b\n{{mystery bottom}}\nc\n\nd", "a\nc\nd"),
         ("a\n{|\n| b<br />b\n* b\n\nc", "a\nc"),
+        ("a\n{{(!}} class=x\n| b\nb\n\nb\n{{!)}}\nc", "a\nc"),
         ("a\n{|\n| b\n\n| b\nb\n== H ==\nc", "a\nc"),
         ("a\n{{mystery top}}\n|-\n| b\nb\n|}\nc", "a\nc"),
         ("a\n{{mystery top}}\n|-\n| b\n{{mystery bottom}}\nc", "a\nc"),
@@ -136,6 +138,7 @@ def test_left_over_arguments_and_cells_are_no_prose(line: str) -> None:
         ("=== a ==\nc\n==b== \nd", "c\nd"),
         ("==a== {{mystery}}\nc", "c"),
         ("==History==In 1900", "In 1900"),
+        ("a<h2>b c</h2>d", "a\nd"),
         (".==Sub== in " + "a" * 2_000, ".==Sub== in " + "a" * 2_000),
         ("a" * 2_000 + ".==Sub==In 1900", "a" * 2_000 + ".\nIn 1900"),
     ],
@@ -198,7 +201,7 @@ def test_items_that_are_whole_sentences_can_be_kept(language: str, line: str, ke
     [
         ("en", "References"),
         ("en", "''Further reading'':"),
-        ("en", "[[Discography]]"),
+        ("en", "[[Discography]] (selected)"),
         ("en", "References and external links"),
         ("en", "Notes & references"),
         ("de", "Weblinks"),
