@@ -28,6 +28,7 @@ _HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^
 _INNER_HEADING = re.compile(r"(?<=[^\s=])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
 _SHORTEST_WITHOUT_BREAKS = 2_000
 _EQUALS = re.compile(r"={2,}|")
+_BREAK = re.compile(rf"{BREAK}[ \t]*")
 _RULE = re.compile(r"-{4,}")
 _ITEM = re.compile(r"([*#:;]+)[ \t]*")
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
@@ -48,7 +49,7 @@ SENTENCE_END = re.compile(
 def read_blocks(text: str) -> Iterator[Block]:
     """Yield the blocks of a page in order. The lines of a paragraph stay one block."""
     if "__" in text:
-        text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else "", text)
+        text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else EMPTY, text)
     if "==" in text:
         text = _HEADING_AND_TEXT.sub(r"\n\1\2\1\n", text)
         if "\n" not in text.strip() and len(text) >= _SHORTEST_WITHOUT_BREAKS:
@@ -57,7 +58,7 @@ def read_blocks(text: str) -> Iterator[Block]:
         text = "\n".join(_drop_rows(text.split("\n")))
     open_lines: list[str] = []
     in_list = False  # an indented line right after a list item continues it
-    for line in text.replace(BREAK, "\n\n").split("\n"):
+    for line in _BREAK.sub("\n\n", text).split("\n"):
         first = line[:1]
         if first and first not in "*#:;=- \t":
             open_lines.append(line)

@@ -6,6 +6,7 @@ import re
 
 from pipeline.wikitext.names import PROJECT_PREFIXES, WikiNames, fold_name
 from pipeline.wikitext.quotes import remove_quotes
+from pipeline.wikitext.tags import EMPTY
 
 _PARENTHESES = re.compile(r"\s*[(\uff08][^()\uff08\uff09]*[)\uff09]\s*$")
 _EXTERNAL = re.compile(
@@ -63,4 +64,4 @@ def _resolve_link(content: str, *, names: WikiNames) -> str:
 
 def resolve_external_links(text: str) -> str:
     """Return `text` with [http://x label] replaced by "label" and [http://x] by nothing; a bare address stays."""
-    return _EXTERNAL.sub(r"\1", text) if "[" in text else text
+    return _EXTERNAL.sub(lambda found: found.group(1) or EMPTY, text) if "[" in text else text

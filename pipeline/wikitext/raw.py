@@ -82,7 +82,7 @@ def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
             content_end, after = end or (len(markup), len(markup))
             content, position = markup[position:content_end], after
         shown = _show(name, attributes, content, hole=hole)
-        if not shown and name == "ref" and _would_join(markup, found.start(), position):
+        if not shown and _would_join(markup, found.start(), position):
             shown = EMPTY
         kept.append(shown)
     kept.append(markup[position:])
@@ -105,9 +105,9 @@ def _make_inert(found: re.Match[str]) -> str:
 
 def _would_join(markup: str, start: int, end: int) -> bool:
     """Return whether the characters around `markup[start:end]` would mean something else if they met: two line breaks
-    would end a paragraph, and apostrophes would make bold text."""
-    before, after = markup[start - 1 : start], markup[end : end + 1]
-    return before == after and before in ("\n", "'")
+    would end a paragraph, a line break and a space begin a preformatted line, and apostrophes make bold text."""
+    around = (markup[start - 1 : start] or "\n") + markup[end : end + 1]
+    return around in ("\n\n", "\n ", "\n\t", "''")
 
 
 def _end_of(markup: str, name: str, position: int, *, has_name: bool) -> tuple[int, int] | None:

@@ -179,6 +179,8 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             frames[-1].parts.append("\n\n")
         else:
             parts.append(_protect(_close_template(closed, frames[-1], text, token, page=page)))
+        if (parts := frames[-1].parts)[-1] in ("", "\n", "\n\n") and text[position : position + 1] in (" ", "\t"):
+            parts.append(EMPTY)  # the space does not begin a preformatted line
     frames[-1].parts.append(text[position:])
     while len(frames) > 1:
         _give_up(frames, open_of)

@@ -88,7 +88,7 @@ def resolve_tags(markup: str) -> str:
         opens = not tag.group(1) and not tag.group(3).endswith("/")
         if name in ("sup", "sub") and opens:
             found = _close_of(name).search(markup, position, position + _MOST_RAISED + len("</sup  >"))
-            if found is not None:
+            if found is not None and "<" not in markup[position : found.start()]:
                 shift = raise_digits if name == "sup" else lower_digits
                 kept.append(shift(markup[position : found.start()]))
                 position = found.end()
@@ -115,6 +115,8 @@ def resolve_tags(markup: str) -> str:
             if opens:
                 kept.append("*")
                 position = _SPACE.match(markup, position).end()  # type: ignore[union-attr]
+        elif markup[tag.start() - 1 : tag.start()] in ("", "\n") and markup[position : position + 1] in (" ", "\t"):
+            kept.append(EMPTY)  # the space does not begin a preformatted line
     kept.append(markup[position:])
     return "".join(kept)
 

@@ -52,6 +52,7 @@ def convert(
         ("The <syntaxhighlight lang=c inline>a == b;</syntaxhighlight> test.", "The a == b; test."),
         # unknown names in angle brackets are text
         ("A List<String> is <b>no</b> <i>x</i>. <dir> and x<y, z>y", "A List<String> is no x. <dir> and x<y, z>y"),
+        ("x<sup><s>o</s></sup> and y<sub><i>2</i></sub>", "xo and y2"),
         ("a\n<ul><li>b</li>\n<li> c</li></ul>d", "a\nb\nc\nd"),
     ],
 )  # fmt: skip
@@ -103,6 +104,19 @@ def test_quotes_are_balanced_inside_a_label_and_a_line(markup: str, text: str) -
 )
 def test_tables_that_a_template_ends_or_begins_leave_nothing(markup: str, text: str) -> None:
     assert convert(markup).text == text
+
+
+@pytest.mark.parametrize(
+    "gone",
+    ["[[File:a.jpg|thumb|b]]", "{{coord|x}}", "{{Infobox\n|a=b\n}}", "<ref>b</ref>", "<i>", "<br>", "[http://x.org]",
+     "__NOTOC__", "[[de:x]]", "{|\n| a\n|}", "{|\n| a\n{{end}}"],
+)  # fmt: skip
+def test_a_space_after_something_invisible_makes_no_preformatted_line(gone: str) -> None:
+    for page in (f"{gone} The city\nis large", f"a\n\n{gone} The city\nis large"):
+        converted = convert(page, lists="drop")
+        assert converted.text.split("\n")[-1] == "The city is large"
+        assert not converted.left_out
+    assert convert(" The code\n x = y", lists="drop").text == ""
 
 
 @pytest.mark.parametrize(
