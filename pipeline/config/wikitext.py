@@ -13,7 +13,7 @@ class WikitextConfig(Settings):
     """What becomes of the parts of Wikipedia articles that are not prose."""
 
     lists: Treatment = "drop"
-    """List items. drop: leave them out, as the set of the BERT paper does; lines outside of lists that are indented (by
+    """List items. drop: leave them out, as the BERT paper does; lines outside of lists that are indented (by
     : or a space) stay if they are whole sentences, as quotations are. sentences: keep the items that are whole
     sentences. keep: keep all. Items left out are counted as list_item."""
     tail_sections: Treatment | None = None

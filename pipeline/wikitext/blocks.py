@@ -31,7 +31,7 @@ _EQUALS = re.compile(r"={2,}|")
 _BREAK = re.compile(rf"{BREAK}[ \t]*")
 _RULE = re.compile(r"-{4,}")
 _ITEM = re.compile(r"([*#:;]+)[ \t]*")
-_MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
+_MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__([ \t]*)")
 
 _ANY_ROW = re.compile(r"\n[ \t:]*(?:[|!]|\{\|)")
 _TABLE_LINE = re.compile(r"[ \t:]*(?:\{\||\|\}|\|-+(?:\s|\Z|[a-z]+\s*=)|\|\+(?!\d))")
@@ -49,7 +49,7 @@ SENTENCE_END = re.compile(
 def read_blocks(text: str) -> Iterator[Block]:
     """Yield the blocks of a page in order. The lines of a paragraph stay one block."""
     if "__" in text:
-        text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else EMPTY, text)
+        text = _MAGIC_WORD.sub(_remove_magic_word, text)
     if "==" in text:
         text = _HEADING_AND_TEXT.sub(r"\n\1\2\1\n", text)
         if "\n" not in text.strip() and len(text) >= _SHORTEST_WITHOUT_BREAKS:
@@ -85,6 +85,13 @@ def read_blocks(text: str) -> Iterator[Block]:
             yield Block(":", line)
     if open_lines:
         yield Block("", "\n".join(open_lines))
+
+
+def _remove_magic_word(found: re.Match[str]) -> str:
+    if found.group(1) != found.group(1).upper():
+        return found.group()
+    starts_line = found.string[found.start() - 1] == "\n"
+    return found.group(2) if not starts_line else ""
 
 
 def _drop_rows(lines: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
 """Leaves out list items and the sections at the end of articles: references, further reading, external links ... Pure.
 
-The set of the BERT paper has neither. tail_sections.tsv has the headings by language; those of English count in every
-language. A line has a language, `always` or `last`, and case-folded headings joined by `|`. A section with a heading of
-kind `last` (Notes, Sources, Literature) may also be an article's subject, so it is left out only if no other section
-than such ones follows.
+The BERT paper ignores lists, and these sections consist of them. tail_sections.tsv has the headings by language; those
+of English count in every language. A line has a language, `always` or `last`, and case-folded headings joined by `|`. A
+section with a heading of kind `last` (Notes, Sources, Literature) may also be an article's subject, so it is left out
+only if no other section than such ones follows.
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ def test_left_over_arguments_and_cells_are_no_prose(line: str) -> None:
         ("==a== {{mystery}}\nc", "c"),
         ("==History==In 1900", "In 1900"),
         ("a<h2>b c</h2>d", "a\nd"),
+        ("a\n__NOTOC__\nb __TOC__ c", "a\nb c"),
         (".==Sub== in " + "a" * 2_000, ".==Sub== in " + "a" * 2_000),
         ("a" * 2_000 + ".==Sub==In 1900", "a" * 2_000 + ".\nIn 1900"),
     ],
