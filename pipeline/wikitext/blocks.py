@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pipeline.wikitext.tags import BREAK, EMPTY, HOLE
+from pipeline.wikitext.tags import BREAK
 
 
 class Block(NamedTuple):
@@ -21,7 +21,8 @@ class Block(NamedTuple):
     text: str
 
 
-_HEADING = re.compile(rf"(={{1,6}})(.+?)(={{1,6}})[\s{HOLE}{EMPTY}\ufde0-\ufdef]*")
+_MARKS = "\ufdd0\ufdd4-\ufdef"  # of tags.py, without | and = and line breaks
+_HEADING = re.compile(rf"(={{1,6}})(.+?)(={{1,6}})[\s{_MARKS}]*")
 # A heading directly followed by text: somebody has lost the line break.
 _HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
 # The same inside a line, in a page without any line break.
@@ -39,7 +40,7 @@ _ROW = re.compile(r"[ \t:]*(?:[|!]|\{\|)")
 _CELLS = re.compile(r"\S\s*(?:\|\||!!)")
 # Arguments of a template, options of an image, or no content.
 _NO_PROSE = re.compile(r"[ \t]*(?:\|[^|=.,]{1,40}=|\|\s*(?:thumb|left|right|center)\b|.*\b\d+px\b|[|!]\s*\Z)")
-_ONLY_HOLES = re.compile(rf"(?:[\s{EMPTY}]|{HOLE}[\ufde0-\ufdef]*)*")
+_ONLY_MARKS = re.compile(rf"[\s{_MARKS}]*")
 SENTENCE_END = re.compile(
     "[.!?\u2026\u3002\uff01\uff1f\uff0e\uff61\u0964\u0965\u06d4\u061f\u0589\u104a\u104b\u17d4\u17d5\u0f0d\u1362]"
     "[\"'\u2019\u201d\u00bb\u300d\u300f)\\]\uff09\\s]*\\Z"
@@ -139,7 +140,7 @@ def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
     """Return the lines after the first that is blank or has nothing but missing templates, one of which may end the
     table. Return none if there is no such line."""
     for number, line in enumerate(lines):
-        if _ONLY_HOLES.fullmatch(line):
+        if _ONLY_MARKS.fullmatch(line):
             return lines[number + 1 :]
     return []
 
