@@ -108,7 +108,7 @@ def test_tables_that_a_template_ends_or_begins_leave_nothing(markup: str, text: 
 
 @pytest.mark.parametrize(
     "gone",
-    ["[[File:a.jpg|thumb|b]]", "{{coord|x}}", "{{Infobox\n|a=b\n}}", "<ref>b</ref>", "<i>", "<br>", "[http://x.org]",
+    ["[[File:a.jpg|thumb|b]]", "{{DEFAULTSORT:x}}", "{{Infobox\n|a=b\n}}", "<ref>b</ref>", "<i>", "<br>", "[http://x.org]",
      "__NOTOC__", "[[de:x]]", "{|\n| a\n|}", "{|\n| a\n{{end}}"],
 )  # fmt: skip
 def test_a_space_after_something_invisible_makes_no_preformatted_line(gone: str) -> None:
