@@ -11,3 +11,4 @@ from pipeline.config.schema import (
     VocabularyConfig,
     is_web_address,
 )
+from pipeline.config.wikitext import Treatment, WikitextConfig

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from pipeline.config.engines import DaskConfig, EngineName, RayConfig
+from pipeline.config.wikitext import WikitextConfig
 from pipeline.settings import Settings, to_tree
 
 SourceKind: TypeAlias = Literal["wikipedia", "books", "text", "jsonl", "parquet"]
@@ -52,6 +53,9 @@ class SourceConfig(Settings):
     """For kinds books and text: encoding of the files, such as cp949; bytes that do not decode are an error that names
     file and byte. auto: text is UTF-8. A book is decoded by its byte order mark, else as UTF-8, even with a few bad
     bytes (these are removed and counted), else as windows-1252 if nearly all is ASCII (counted), else refused."""
+    wikitext: WikitextConfig | None = None
+    """For kind wikipedia: what becomes of lists and of sections like References; null: as `wikitext` says for all
+    sources."""
     row: Literal["document", "sentence"] = "document"
     """For kinds jsonl and parquet: what a row is."""
     text_column: str = "text"
@@ -74,11 +78,19 @@ class SourceConfig(Settings):
         """The paths of the source. If `path` is a single path, this is a tuple of one."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
+    def with_wikitext(self, shared: WikitextConfig) -> SourceConfig:
+        """Return this source with `wikitext` set to `shared` if it is null and the kind is wikipedia."""
+        if self.kind != "wikipedia" or self.wikitext is not None:
+            return self
+        return self.model_copy(update={"wikitext": shared})
+
     @model_validator(mode="after")
     def _check_rows(self) -> SourceConfig:
         bounds = (self.document_column is not None, self.blank_row_ends_document, self.rows_per_document is not None)
         if self.unit != "book" and self.kind != "books":
             raise ValueError(f"unit: {self.unit} is for kind books, not for kind {self.kind}; remove it")
+        if self.wikitext is not None and self.kind != "wikipedia":
+            raise ValueError(f"wikitext is for kind wikipedia, not for kind {self.kind}; remove it")
         self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
             lines = self.kind == "text" and self.row == "document" and not any(bounds[:2])
@@ -255,6 +267,8 @@ class PipelineConfig(Settings):
     """Where the text comes from."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Which vocabulary to use, or how to train one."""
+    wikitext: WikitextConfig = WikitextConfig()
+    """What becomes of the parts of Wikipedia articles that are not prose; a source may have its own."""
     cleaning: CleaningConfig = CleaningConfig()
     """Which documents are left out."""
     output: str
@@ -356,6 +370,8 @@ class PipelineConfig(Settings):
     def _check_together(self) -> PipelineConfig:
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
+        sources = tuple(source.with_wikitext(self.wikitext) for source in self.sources)
+        object.__setattr__(self, "sources", sources)  # readers get a source alone
         self._check_weights()
         for name in self.download.bring:
             if name not in self.source_names:

@@ -93,9 +93,10 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
     """Raise ValueError if a source gave no document. The message names the source's path, and how many items were
     dropped for which reason (`drops`).
 
-    A dump without any wikitext (Wikidata) is accepted if other sources gave documents; `others` counts those documents.
+    A dump without any wikitext (Wikidata), or with nothing but lists, is accepted if other sources gave documents;
+    `others` counts those documents.
     """
-    if num_documents > 0 or (others > 0 and _has_other_models_only(drops)):
+    if num_documents > 0 or (others > 0 and (_has_other_models_only(drops) or _has_lists_only(drops))):
         return
     ordered = sorted(drops.items(), key=lambda item: (-item[1], item[0]))
     counts = ", ".join(f"{count} {reason}" for reason, count in ordered)
@@ -104,6 +105,7 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
     raise ValueError(
         f"{paths}: no {what} in this source of kind {source.kind} (dropped: {counts or 'nothing'}); "
         f"check that the path, kind and language={source.language} are right"
+        f"{', or set wikitext.lists: keep' if _has_lists_only(drops) else ''}"
     )
 
 
@@ -113,10 +115,20 @@ def _has_other_models_only(drops: Mapping[str, int]) -> bool:
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 
+def _has_lists_only(drops: Mapping[str, int]) -> bool:
+    """Return whether pages were left without text because their lists were dropped."""
+    return drops.get("empty", 0) > 0 and drops.get("list_item", 0) + drops.get("tail_section", 0) > 0
+
+
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """Return a warning for each source from which no document was read (a dump without any wikitext)."""
-    return [
-        f"{', '.join(source.paths)}: none of its articles is wikitext; the data set contains nothing from this source"
-        for index, source in enumerate(sources)
-        if not read.documents[index]
-    ]
+    """Return a warning for each source from which no document was read (a dump without any wikitext, or with nothing
+    but lists)."""
+    warnings = []
+    for index, source in enumerate(sources):
+        if not read.documents[index]:
+            lists = _has_lists_only(read.drops.get(index, {}))
+            reason = "its articles have nothing but lists" if lists else "none of its articles is wikitext"
+            remedy = "; set wikitext.lists: keep to use them" if lists else ""
+            paths = ", ".join(source.paths)
+            warnings.append(f"{paths}: {reason}; the data set contains nothing from this source{remedy}")
+    return warnings

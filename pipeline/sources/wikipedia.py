@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.cleaning import split_sentences
-from pipeline.config import SourceConfig
+from pipeline.config import SourceConfig, WikitextConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
@@ -155,7 +155,7 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
         if names is None:
             names = names_of_site(site, language=source.language)
         try:
-            yield from convert_page(page, names=names, language=source.language)
+            yield from convert_page(page, names=names, language=source.language, settings=source.wikitext)
         except Exception as error:  # every page must be converted or dropped, so this is a bug of ours
             fault = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"{split.path}: page {page.title!r} cannot be converted: {fault}") from error
@@ -213,9 +213,12 @@ def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
     return wiki_names(sorted(languages), siteinfo=site.namespaces)
 
 
-def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Document | Drop]:
-    """Yield the document of a page and a Drop for each sentence left out, or one Drop that says why the page is not a
-    document."""
+def convert_page(
+    page: Page, *, names: WikiNames, language: str, settings: WikitextConfig | None = None
+) -> Iterator[Document | Drop]:
+    """Yield the document of a page and a Drop for each sentence, list item and tail section left out, or one Drop that
+    says why the page is not a document."""
+    settings = settings or WikitextConfig()
     namespace = page.namespace if page.namespace is not None else names.namespace_of(page.title)
     if namespace != 0:
         yield Drop("not_main_namespace", page.title, str(namespace))
@@ -231,10 +234,18 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         yield Drop("page_over_budget", page.title, excess)
         return
     try:
-        plain = wikitext_to_text(page.text, names=names, language=language, title=page.title)
+        plain = wikitext_to_text(
+            page.text,
+            names=names,
+            language=language,
+            title=page.title,
+            lists=settings.lists,
+            tail_sections=settings.tails,
+        )
     except PageOverBudgetError as error:
         yield Drop("page_over_budget", page.title, str(error))
         return
+    yield from (Drop(reason, page.title, detail) for reason, detail in plain.left_out)
     kept: list[str] = []
     for sentence in split_sentences(plain.text, language=language, keep_reserved=True):
         missing = plain.hole_in(sentence)

@@ -5,16 +5,37 @@ from __future__ import annotations
 import re
 
 from pipeline.wikitext.names import PROJECT_PREFIXES, WikiNames, fold_name
+from pipeline.wikitext.quotes import remove_quotes
+from pipeline.wikitext.tags import EMPTY
 
 _PARENTHESES = re.compile(r"\s*[(\uff08][^()\uff08\uff09]*[)\uff09]\s*$")
 _EXTERNAL = re.compile(
-    r"\[(?:(?:https?|ftps?|ircs?|news|gopher|telnet|nntp|svn|git|ssh|sip|sips|xmpp|bitcoin|magnet|geo|urn|worldwind)"
-    r":(?://)?|mailto:|tel:|sms:|//)[^\s\[\]<>\"]*+[ \t]*+((?:[^\[\]\n]++|\[[^\[\]\n]*+\])*+)\]",
+    r"\[(?:(?:https?|s?ftps?|ircs?|news|gopher|telnet|nntp|svn|git|ssh|sips?|mms|matrix|redis|xmpp|bitcoin|magnet|geo|urn|worldwind)"
+    r":(?://)?|mailto:|tel:|sms:|//)(?:[^\s\[\]<>\"']|'(?!'))*+[ \t]*+((?:[^\[\]\n]++|\[[^\[\]\n]*+\])*+)\]",
     re.I,
 )
 
 
+_ADDRESS = re.compile(r"\s*(?:https?:|ftp:)?//", re.I)
+
+
+def quote_free(text: str, *, is_label: bool) -> str:
+    """Return the visible text of a link without quotes that could join those around the link: MediaWiki balances the
+    quotes of a label inside the label, and those of a target are text."""
+    if is_label and "''" in text:
+        text = remove_quotes(text)
+    return text.replace("'", "&#39;") if "''" in text or text[:1] == "'" or text[-1:] == "'" else text
+
+
 def resolve_link(content: str, *, names: WikiNames) -> str:
+    """Return the visible text of `[[content]]`, without bold and italic marks."""
+    if _ADDRESS.match(content):
+        return f"[{content.strip().replace('|', ' ', 1)}]"  # an external link in one pair of brackets too many
+    shown = _resolve_link(content, names=names)
+    return quote_free(shown, is_label="|" in content) if "'" in shown else shown
+
+
+def _resolve_link(content: str, *, names: WikiNames) -> str:
     """Return the visible text of `[[content]]`: the label, or else the target. Return "" for links to files, categories
     and other languages."""
     target, bar, label = content.partition("|")
@@ -43,4 +64,4 @@ def resolve_link(content: str, *, names: WikiNames) -> str:
 
 def resolve_external_links(text: str) -> str:
     """Return `text` with [http://x label] replaced by "label" and [http://x] by nothing; a bare address stays."""
-    return _EXTERNAL.sub(r"\1", text) if "[" in text else text
+    return _EXTERNAL.sub(lambda found: found.group(1) or EMPTY, text) if "[" in text else text

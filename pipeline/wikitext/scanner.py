@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import html.entities
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.wikitext.blocks import read_blocks, rest_of_table
 from pipeline.wikitext.holes import MARK, settle_marks
-from pipeline.wikitext.links import resolve_external_links, resolve_link
+from pipeline.wikitext.links import quote_free, resolve_external_links, resolve_link
 from pipeline.wikitext.names import WikiNames
-from pipeline.wikitext.tags import BREAK, EQUALS, GAP, PIPE, RESERVED, remove_comments, resolve_tags
+from pipeline.wikitext.quotes import remove_quotes
+from pipeline.wikitext.raw import remove_raw
+from pipeline.wikitext.sections import LeftOut, Treatment, choose_blocks
+from pipeline.wikitext.tags import BREAK, EMPTY, EQUALS, GAP, PIPE, RESERVED, resolve_tags
 from pipeline.wikitext.templates import TemplatePage, render_template
 
 
@@ -52,23 +55,33 @@ def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
 
 
 def wikitext_to_text(
-    markup: str, *, names: WikiNames, language: str = "en", title: str = "", budget: PageBudget = DEFAULT_BUDGET
+    markup: str,
+    *,
+    names: WikiNames,
+    language: str = "en",
+    title: str = "",
+    budget: PageBudget = DEFAULT_BUDGET,
+    lists: Treatment = "keep",
+    tail_sections: Treatment | None = None,
 ) -> PlainText:
     """Return the prose of the page whose wikitext is `markup`, one paragraph or list item per line, without headings,
     tables, references or files. `names` and `language` are those of the wiki, and `title` is the page's title.
 
+    `lists` says what becomes of list items, and `tail_sections` what becomes of sections like External links (None:
+    the same): "drop" leaves them out, "sentences" keeps those of their lines that are whole sentences.
     Raises PageOverBudgetError if the page exceeds `budget`.
     """
     check_budget(markup, budget=budget)
     page = TemplatePage(title=title, language=language, holes=[])
     text = RESERVED.sub("", markup) if RESERVED.search(markup) else markup
-    text = remove_comments(text)
-    text = resolve_tags(text, hole=page.hole)
+    text = remove_raw(text, hole=page.hole)
+    text = resolve_tags(text)
     text = _resolve_brackets("\n" + text, names=names, page=page, most_open=budget.depth)
     text = resolve_external_links(text)
     text = _resolve_variants(text, language=language)
-    lines = [_finish_line(line) for line in _paragraphs(text)]
-    return PlainText("\n".join(line for line in lines if line), tuple(page.holes))
+    blocks = [block._replace(text=_finish_line(block.text)) for block in read_blocks(text)]
+    kept, left_out = choose_blocks(blocks, language=language, lists=lists, tail_sections=tail_sections or lists)
+    return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class PlainText:
 
     text: str
     holes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    """What `lists` and `tail_sections` left out of the text."""
 
     def hole_in(self, sentence: str) -> str | None:
         """Return the name of the first missing template in a sentence of this text, or None if the sentence is
@@ -93,18 +108,26 @@ class PlainText:
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\n[ \t:]*\{\||\n[ \t]*\|\}(?!\})")
 _PARAMETER = re.compile(r"\{\{\{[^{}|]*+(?:\|([^{}]*+))?\}\}\}")
 _SIMPLE_LINK = re.compile(r"\[\[([^\[\]{}|:#<>_\n]++)(?:\|([^\[\]{}|\n]++))?\]\]")
+# Templates that stand for |}. The end of a table closed by another one is guessed (rest_of_table).
+_ENDS_TABLE = re.compile(
+    r"\s*(?:(?:s|tab|table|tabelle|tabella|tabla|tabela)?[ _-]?(?:end|ende)|end[ _-]?(?:tab|table)|"
+    r"(?:fin|fim|fine)[ _-](?:tab|table|tableau|tabella|tabla|tabela)|\u043a\u043e\u043d\u0435\u0446)\s*(?:\||\Z)",
+    re.I,
+)
 _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
-    starts, and `parts` is the content that was read so far, with inner brackets resolved."""
+    starts, and `parts` is the content that was read so far, with inner brackets resolved. The parts from `own` on
+    follow an unclosed table, whose rows are gone already."""
 
-    __slots__ = ("kind", "parts", "start")
+    __slots__ = ("kind", "own", "parts", "start")
 
     def __init__(self, kind: str, start: int) -> None:
         self.kind = kind
         self.start = start
+        self.own: int | None = None
         self.parts: list[str] = []
 
     def last(self) -> str:
@@ -119,7 +142,9 @@ class _Frame:
 
 def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
     if "[[" in text:
-        text = _SIMPLE_LINK.sub(lambda found: found.group(2) or found.group(1), text)
+        text = _SIMPLE_LINK.sub(_resolve_simple_link, text)
+    if "!)}}" in text or "{{(!" in text:
+        text = text.replace("{{(!}}", "{|").replace("{{!)}}", "|}")
     if "{{{" in text:
         text = _PARAMETER.sub(lambda found: found.group(1) or "", text)
     frames = [_Frame("", 0)]
@@ -138,8 +163,8 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             continue
         kind = {"}}": _TEMPLATE, "]]": _LINK, "|}": _TABLE}[mark]
         if not open_of[kind] or (kind == _LINK and frame.kind != _LINK):
-            if kind == _LINK:
-                frame.parts.append(" ")
+            # A template may have opened the table that |} closes.
+            frame.parts.append(" " if kind == _LINK else "\n|}\n" if kind == _TABLE else "")
             continue
         while frames[-1].kind != kind:
             _give_up(frames, open_of)
@@ -150,22 +175,42 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             parts.append("\n\n")
         elif kind == _LINK:
             parts.append(_protect(resolve_link("".join(closed.parts), names=names)))
+        elif frames[-1].kind == _TABLE and _ENDS_TABLE.match(closed.parts[0]):
+            frames.pop()
+            open_of[_TABLE] -= 1
+            frames[-1].parts.append("\n\n")
         else:
             parts.append(_protect(_close_template(closed, frames[-1], text, token, page=page)))
+        if (parts := frames[-1].parts)[-1] in ("", "\n", "\n\n") and text[position : position + 1] in (" ", "\t"):
+            parts.append(EMPTY)  # the space does not begin a preformatted line
     frames[-1].parts.append(text[position:])
     while len(frames) > 1:
         _give_up(frames, open_of)
     return "".join(frames[0].parts)
 
 
+def _resolve_simple_link(found: re.Match[str]) -> str:
+    target, label = found.groups()
+    shown: str = label or target
+    return quote_free(shown, is_label=bool(label)) if "'" in shown else shown
+
+
 def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
     """Treat the innermost open bracket, the last of `frames`, as unclosed: add its content to the text of the bracket
     around it. `open_of` counts the open brackets of each kind."""
-    frame = frames.pop()
+    frame, outer = frames.pop(), frames[-1]
     open_of[frame.kind] -= 1
-    if frame.kind == _TABLE or (frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]):
-        frames[-1].parts.append("\n|")
-    frames[-1].parts.extend(frame.parts)
+    if frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]:
+        outer.parts.append("\n|")
+    own = frame.own
+    if frame.kind == _TABLE:
+        outer.parts.append(rest_of_table("".join(frame.parts[:own])))
+        outer.own = outer.own or len(outer.parts)
+        outer.parts.extend(frame.parts[own:] if own is not None else ())
+        return
+    if own is not None:
+        outer.own = outer.own or len(outer.parts) + own
+    outer.parts.extend(frame.parts)
 
 
 def _protect(rendered: str) -> str:
@@ -236,53 +281,7 @@ def _resolve_variants(text: str, *, language: str) -> str:
 
 # ---- lines ----
 
-_HEADING = re.compile(r"(={1,6}).+=\s*$")
-# A heading inside a line, in a page that has lost its line breaks.
-_INNER_HEADING = re.compile(
-    r"(?<=[^=\n])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)|(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\3(?!=)(?=[^\s=])"
-)
-_RULE = re.compile(r"-{4,}")
-_ITEM = re.compile(r"[*#:;]+[ \t]*")
-_MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    """Yield paragraphs, list items and preformatted lines, each without line breaks. The lines of a paragraph are
-    joined by spaces."""
-    if "__" in text:
-        text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else "", text)
-    if "==" in text:
-        text = _INNER_HEADING.sub(BREAK, text)
-    open_lines: list[str] = []
-    for line in text.replace(BREAK, "\n\n").split("\n"):
-        first = line[:1]
-        if first and first not in "*#:;=|!-{ \t":
-            open_lines.append(line)
-            continue
-        if open_lines:
-            yield " ".join(open_lines)
-            open_lines = []
-        stripped = line.strip()
-        if not stripped or first in "|!" or stripped.startswith(("{|", "|}", "|-")):
-            continue
-        if first == "=":
-            if not _HEADING.match(stripped):
-                open_lines.append(stripped.lstrip("="))
-            continue
-        if first in "*#:;":
-            yield line[_ITEM.match(line).end() :]  # type: ignore[union-attr]
-        elif first == "-" and _RULE.match(line):
-            yield _RULE.sub("", line, count=1)
-        elif first in " \t":
-            yield stripped
-        else:
-            open_lines.append(line)
-    if open_lines:
-        yield " ".join(open_lines)
-
-
 _ENTITY = re.compile(r"&(?:#(\d{1,7})|#[xX]([0-9A-Fa-f]{1,6})|([A-Za-z][A-Za-z0-9]{1,31}));")
-_QUOTES = re.compile("'{2,}")
 _LEFT_OVER = re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}")
 _BROKEN_TAG = re.compile(r"</?(?:br|ref|small|sup|sub|div|span|center|font|nowiki|p|b|i|u)\b/?<?(?![\w>])", re.I)
 _EMPTY_PARENTHESES = re.compile(r"\s?[(\uff08][\s,;:\u060c\u061b\u3001\u2013/-]*[)\uff09]")
@@ -303,7 +302,7 @@ _DOUBLE_POINT = re.compile(r"[,;\u060c]\s*(?=[;)\uff09])")
 def _finish_line(line: str) -> str:
     line = settle_marks(line)
     if "''" in line:
-        line = _remove_quotes(line)
+        line = "\n".join(map(remove_quotes, line.split("\n")))
     if PIPE in line or EQUALS in line:
         line = line.replace(PIPE, "|").replace(EQUALS, "=")
     if "[[" in line or "]]" in line or "{{" in line or "}}" in line or "{|" in line or "|}" in line:
@@ -312,6 +311,8 @@ def _finish_line(line: str) -> str:
         line = _BROKEN_TAG.sub(" ", line)
     if "&" in line:
         line = _ENTITY.sub(_decode_entity, line)
+    if EMPTY in line:
+        line = line.replace(EMPTY, "")
     line = " ".join(line.split())
     if _ODD_PARENTHESIS.search(line) is not None:
         line = _DOUBLE_POINT.sub("", line)
@@ -330,35 +331,3 @@ def _decode_entity(found: re.Match[str]) -> str:
         return html.entities.html5.get(name + ";", found.group())
     code = int(decimal) if decimal else int(hexadecimal, 16)
     return chr(code) if 0 < code < 0x110000 and not 0xD800 <= code < 0xE000 else ""
-
-
-def _remove_quotes(line: str) -> str:
-    """Return a line without its bold (''') and italic ('') marks. If a line has an odd number of bold marks and an odd
-    number of italic marks, one bold mark is read as an apostrophe and an italic mark, like in MediaWiki."""
-    runs = [len(run) for run in _QUOTES.findall(line)]
-    bold = sum(1 for run in runs if run in (3, 4) or run >= 5)
-    italic = sum(1 for run in runs if run == 2 or run >= 5)
-    odd = bold % 2 == 1 and italic % 2 == 1
-    chosen = _odd_mark(line) if odd else -1
-
-    def replace(found: re.Match[str]) -> str:
-        length = len(found.group())
-        if found.start() == chosen:
-            return "'"
-        return "'" if length == 4 else "'" * max(0, length - 5)
-
-    return _QUOTES.sub(replace, line)
-
-
-def _odd_mark(line: str) -> int:
-    """Return the start of the ''' that is read as ' and '', or -1 if there is no '''. A ''' right after a one-letter
-    word is chosen first, then a ''' right after a longer word, then any other."""
-    best, best_rank = -1, 9
-    for found in _QUOTES.finditer(line):
-        if len(found.group()) != 3:
-            continue
-        before, second = line[found.start() - 1 : found.start()], line[max(0, found.start() - 2) : found.start() - 1]
-        rank = 2 if before in ("", " ") else 0 if second in ("", " ") else 1
-        if rank < best_rank:
-            best, best_rank = found.start(), rank
-    return best

@@ -1,4 +1,4 @@
-"""Resolves the tags of wikitext (<ref>, <math>, <br> ...) in one pass from left to right.
+"""Resolves the tags of HTML in wikitext (<br>, <sup>, <table> ...) in one pass from left to right.
 
 The time is linear in the page's length, because a search for a missing closing tag is made only once per tag name.
 """
@@ -6,7 +6,6 @@ The time is linear in the page's length, because a search for a missing closing 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 
 from pipeline.wikitext.names import words
@@ -16,27 +15,32 @@ HOLE = "\ufdd0"
 PIPE = "\ufdd1"
 EQUALS = "\ufdd2"
 BREAK = "\ufdd3"
+EMPTY = "\ufdd4"
+"""Stands for a tag that shows nothing but keeps the characters around it apart, such as the quotes of '<nowiki/>'."""
 GAP = "\ufdda"
 ASIDE = "\ufddb"
 RESERVED = re.compile("[\ufdd0-\ufdef]")
 
-_COMMENT_ON_ITS_LINE = re.compile(r"\n[ \t]*\Z")
-_REST_OF_LINE = re.compile(r"[ \t]*\n")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)((?:\s[^<>]*)?/?)>")
-_INERT = str.maketrans({mark: f"&#{ord(mark)};" for mark in "[]{}<>&'|=_*#:;!~\n-"})
 
 # Removed with their content; a sentence is complete without them.
-_VANISH = words(
-    "ref references indicator section templatestyles templatedata categorytree gallery imagemap timeline "
-    "graph mapframe maplink inputbox pagelist score syntaxhighlight source pre style script includeonly "
-    "table figure noinclude_ listing rss youtube video audio rt rp rtc "
-)
+_VANISH = words("script style table figure video audio rt rp rtc ")
 # The tags of _VANISH that are blocks. A new paragraph follows them.
-_BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre table graph mapframe figure categorytree ")
-# Replaced by a hole (a mark for missing text), because a sentence is incomplete without their content.
-_HOLES = words("math chem ce hiero phonos ")
+_BLOCKS = words("table figure ")
 # These tags end a line.
-_LINES = words("br p div blockquote center poem ul ol li dl dt dd hr h1 h2 h3 h4 h5 h6 tr td th tbody caption thead ")
+_LINES = words("br p div blockquote center poem ul ol dl hr tr td th tbody caption thead ")
+_HEADINGS = words("h1 h2 h3 h4 h5 h6 ")
+# These tags begin an item of a list.
+_ITEMS = words("li dt dd ")
+# Other tags of HTML and MediaWiki are removed without their content; anything else in angle brackets is text.
+_OTHERS = words(
+    "a abbr b bdi bdo big button cite code col colgroup data del dfn em figcaption font form i iframe img input ins "
+    "kbd label link mark meta nobr option q rb ruby s samp select small source span strike strong sub sup textarea "
+    "tfoot time tt u var wbr nowiki pre ref references gallery math chem ce hiero phonos noinclude includeonly "
+    "onlyinclude indicator section templatestyles templatedata categorytree imagemap timeline graph mapframe maplink "
+    "inputbox pagelist score syntaxhighlight listing rss youtube languages translate tvar "
+)
+_KNOWN = _VANISH | _LINES | _HEADINGS | _ITEMS | _OTHERS
 _SUPERSCRIPTS = str.maketrans(
     "0123456789+-\u2212n", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207b\u207f"
 )
@@ -60,89 +64,94 @@ def lower_digits(text: str) -> str:
     return text.translate(_SUBSCRIPTS) if _LOWERABLE.fullmatch(text) else text
 
 
-def remove_comments(markup: str) -> str:
-    """Return the markup without HTML comments. A comment alone on its line is removed with the line; an unclosed
-    comment extends to the end of the page."""
-    if "<!--" not in markup:
-        return markup
-    kept: list[str] = []
-    position = 0
-    while (start := markup.find("<!--", position)) >= 0:
-        close = markup.find("-->", start + 4)
-        end = len(markup) if close < 0 else close + 3
-        kept.append(markup[position:start])
-        alone = _COMMENT_ON_ITS_LINE.search(kept[-1]) is not None or start == 0
-        rest_of_line = _REST_OF_LINE.match(markup, end) if alone else None
-        position = end if rest_of_line is None else rest_of_line.end()
-    kept.append(markup[position:])
-    return "".join(kept)
+def resolve_tags(markup: str) -> str:
+    """Return the markup without the tags of HTML. Their content is kept, but that of tables, scripts and a few others
+    is removed. A BREAK (a new line) replaces the tags that end a line.
 
-
-def resolve_tags(markup: str, *, hole: Callable[[str], str]) -> str:
-    """Return the markup without tags. Most tags vanish and their content stays. Some tags are removed with their
-    content (ref), or replaced by a hole, which is a mark for missing text (math), or by a BREAK, which is a mark for a
-    new line (br). The content of nowiki stays as text, without effect as markup.
-
-    `hole(name)` returns the mark for the missing content of the tag `name`.
+    Comments and the tags with raw content, which `remove_raw` takes out, must be gone.
     """
     if "<" not in markup:
         return markup
     kept: list[str] = []
     position, length = 0, len(markup)
     missing: set[str] = set()
+    unclosed: set[str] = set()
     while position < length:
         tag = _TAG.search(markup, position)
         if tag is None:
             break
+        name = tag.group(2).lower()
+        if name not in _KNOWN:
+            kept.append(markup[position : tag.start() + 1])
+            position = tag.start() + 1
+            continue
         kept.append(markup[position : tag.start()])
         position = tag.end()
-        closing, name, rest = tag.group(1), tag.group(2).lower(), tag.group(3)
-        opens = not closing and not rest.endswith("/")
+        opens = not tag.group(1) and not tag.group(3).endswith("/")
         if name in ("sup", "sub") and opens:
             found = _close_of(name).search(markup, position, position + _MOST_RAISED + len("</sup  >"))
-            if found is not None:
+            if found is not None and "<" not in markup[position : found.start()]:
                 shift = raise_digits if name == "sup" else lower_digits
                 kept.append(shift(markup[position : found.start()]))
                 position = found.end()
-        elif opens and (name in _VANISH or name in _HOLES or name == "nowiki") and name not in missing:
-            end = _end_of(markup, name, position)
+        elif opens and name in _VANISH and name not in missing:
+            end = None if name in unclosed else _end_of(markup, name, position)
+            if end is None and name == "table":
+                unclosed.add(name)
+                end = _end_of_rows(markup, position)
             if end is None:
                 missing.add(name)
                 continue
-            content_end, position = end
-            if name == "nowiki":
-                kept.append(markup[tag.end() : content_end].translate(_INERT))
-            elif name in _HOLES:
-                kept.append(hole(f"<{name}>"))
-            elif name in _BLOCKS:
+            position = end
+            if name in _BLOCKS:
                 kept.append(BREAK)
+        elif name == "table" and tag.group(1):
+            kept.append("\n|}\n")  # it may close a {|
         elif name in _LINES:
             kept.append(BREAK)
+        elif name in _HEADINGS:
+            marks = "=" * int(name[1])
+            kept.append(f"\n{marks}" if opens else f"{marks}\n")
+        elif name in _ITEMS:
+            kept.append(BREAK)
+            if opens:
+                kept.append("*")
+                position = _SPACE.match(markup, position).end()  # type: ignore[union-attr]
+        elif markup[tag.start() - 1 : tag.start()] in ("", "\n") and markup[position : position + 1] in (" ", "\t"):
+            kept.append(EMPTY)  # the space does not begin a preformatted line
     kept.append(markup[position:])
     return "".join(kept)
 
 
-def _end_of(markup: str, name: str, position: int) -> tuple[int, int] | None:
-    """Return (offset where the content ends, offset where the closing tag ends) for the tag `name` that was opened
-    before `position`. Return None if the tag is never closed."""
-    if name == "ref":
-        found = _REF.search(markup, position)
-        if found is None:
-            return None
-        # If another <ref> opens first, this <ref> should have been <ref ... />, and prose follows it.
-        return found.span() if found.group(1) else (position, position)
+def _end_of(markup: str, name: str, position: int) -> int | None:
+    """Return the offset where the closing tag ends, for the tag `name` that was opened before `position`. Return None
+    if the tag is never closed."""
     if name != "table":
         found = _close_of(name).search(markup, position)
-        return None if found is None else found.span()
+        return None if found is None else found.end()
     depth = 1
     for found in _TABLE.finditer(markup, position):
         depth += -1 if found.group(1) else 1
         if depth == 0:
-            return found.span()
+            return found.end()
     return None
 
 
-_REF = re.compile(r"<(/?)ref(?:\s[^<>]*)?>", re.I)
+def _end_of_rows(markup: str, position: int) -> int | None:
+    """Return where a table ends, if it or one in it has no </table>: with the next </table>, or with the line of the
+    last row before the next heading. Return None if there is neither."""
+    heading = markup.find("\n=", position)
+    end = 0
+    for found in _ROW.finditer(markup, position, len(markup) if heading < 0 else heading):
+        end = found.end()
+        if found.group(1):
+            return end
+    line_end = markup.find("\n", end)
+    return None if not end else len(markup) if line_end < 0 else line_end
+
+
+_SPACE = re.compile(r"\s*")
+_ROW = re.compile(r"</?(?:tr|td|th)\b[^<>]*>|(</table\b[^<>]*>)", re.I)
 _TABLE = re.compile(r"<(/?)table\b[^<>]*>", re.I)
 
 

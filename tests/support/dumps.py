@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.schema import SourceConfig
+from pipeline.config.wikitext import WikitextConfig
 from pipeline.documents import Document, Drop
 from source_items import read_source
 
@@ -36,14 +38,14 @@ def dump(*pages: str, **keywords: object) -> str:
     return head(**keywords) + "".join(pages) + "</mediawiki>\n"  # type: ignore[arg-type]
 
 
-def read(path: Path, language: str = "en") -> list[Document | Drop]:
-    source = SourceConfig(kind="wikipedia", path=str(path), language=language)
-    return read_source(source)
+def read(path: Path, language: str = "en", **wikitext: Any) -> list[Document | Drop]:
+    settings = WikitextConfig(**wikitext)
+    return read_source(SourceConfig(kind="wikipedia", path=str(path), language=language, wikitext=settings))
 
 
-def read_text(tmp_path: Path, text: str, language: str = "en") -> list[Document | Drop]:
+def read_text(tmp_path: Path, text: str, language: str = "en", **wikitext: Any) -> list[Document | Drop]:
     (tmp_path / "x.xml").write_text(text, encoding="utf-8")
-    return read(tmp_path / "x.xml", language)
+    return read(tmp_path / "x.xml", language, **wikitext)
 
 
 def names(items: list[Document | Drop]) -> list[str]:

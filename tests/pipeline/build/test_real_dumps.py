@@ -15,21 +15,21 @@ TOO_FEW = r"the sources hold 1 distinct document with text; at least 2 are neede
 NO_XML = r"%s: not a MediaWiki XML dump: it begins with '%s"
 LARGER = {
     "dumpster-dive/ltg-tinywiki-latest-pages-articles.xml": 7,
-    "dumpster-dive/ltgwiki-latest-pages-articles.xml.bz2": 895,
+    "dumpster-dive/ltgwiki-latest-pages-articles.xml.bz2": 877,
     "gensim/bgwiki-latest-pages-articles-shortened.xml.bz2": TOO_FEW,
-    "gensim/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": 106,
+    "gensim/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": 105,
     "gensim/enwiki-table-markup.xml.bz2": 5,
     "json-wikipedia/en-Cenozoic": NO_XML % ("en-Cenozoic", r"\{\{Vital article"),
     "json-wikipedia/en-International_Military_Tribunal_for_the_Far_East": NO_XML % ("Far_East", r"\{\{Redirect"),
     "json-wikipedia/en-Phantom_kangaroo": NO_XML % ("en-Phantom_kangaroo", "==France=="),
     "json-wikipedia/en-mercedes.xml": TOO_FEW,
     "json-wikipedia/it-categories.xml.gz": r"it-categories.*: no article in this source .*34738 not_main_namespace",
-    "json-wikipedia/it-small-dump.xml.gz": 555,
+    "json-wikipedia/it-small-dump.xml.gz": 481,
     "json-wikipedia/misc-wikipedia-small-test.xml.bz2": 3,
     "multistream-repacked/enwiki-gensim206-pages-articles-multistream-index.txt.bz2": NO_XML % ("index.*", "638:10:"),
-    "multistream-repacked/enwiki-gensim206-pages-articles-multistream.xml.bz2": 106,
+    "multistream-repacked/enwiki-gensim206-pages-articles-multistream.xml.bz2": 105,
     "multistream-repacked/ltgwiki-pages-articles-multistream-index.txt.bz2": NO_XML % ("index.*", "627:1:"),
-    "multistream-repacked/ltgwiki-pages-articles-multistream.xml.bz2": 895,
+    "multistream-repacked/ltgwiki-pages-articles-multistream.xml.bz2": 877,
     "wikipedia2vec/enwiki-pages-articles-sample.xml.bz2": 2,
 }
 
@@ -56,8 +56,10 @@ def test_all_mini_dumps_build_together(shared_data: Path, tmp_path: Path) -> Non
     said: list[str] = []
     manifest = build_dumps(tmp_path, paths, said=said)
     by_language = {source["language"]: source["documents"] for source in manifest.statistics["sources"]}
-    assert {language for language, documents in by_language.items() if not documents} == {"wikidata"}
+    assert {language for language, documents in by_language.items() if not documents} == {"commons", "wikidata"}
     assert [line for line in said if "wikidatawiki.xml.bz2: none of its articles is wikitext" in line]
+    assert [line for line in said if "commonswiki.xml.bz2: its articles have nothing but lists" in line]
+    assert {"list_item", "tail_section"} <= manifest.drops.keys()
     assert manifest.num_rows("train") > 2_000
 
 

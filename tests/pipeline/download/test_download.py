@@ -209,7 +209,7 @@ def test_the_real_sample_from_the_package_index(tmp_path: Path) -> None:
         items = read_source(source)
         counts[name] = sum(isinstance(item, Document) for item in items)
     assert counts == {
-        "wikipedia": 111,
+        "wikipedia": 110,
         "books": 1_189,
         "leads/enwiki-leads.jsonl": 2_007,
         "leads/eswiki-leads.jsonl": 6_239,

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dumps import ENGLISH, dump, head, names, page, read, read_text, reasons
-from pipeline.config.schema import SourceConfig
+from pipeline.config.schema import PipelineConfig, SourceConfig
+from pipeline.config.wikitext import WikitextConfig
 from pipeline.documents import Document, Drop
 from pipeline.sources.bytestreams import read_pieces
 from pipeline.sources.dumpxml import DumpReader, Page
@@ -71,7 +72,8 @@ def test_redirects_in_every_form(tmp_path: Path) -> None:
     forms = ["#REDIRECT [[B]]", "#redirect:[[B]]", " # Redirect [[B]] x", "#WEITERLEITUNG [[B]]"]
     pages = [page(f"R{index}", form) for index, form in enumerate(forms)]
     pages.append(page("E", "looks like text", extra='<redirect title="B" />'))
-    items = read_text(tmp_path, dump(*pages, page("B", "#1 is a list. #REDIRECT is a word.")), "de")
+    text = dump(*pages, page("B", "#1 is a list. #REDIRECT is a word."))
+    items = read_text(tmp_path, text, "de", lists="keep")
     assert names(items) == ["B"]
     assert set(reasons(items).values()) == {"redirect"}
 
@@ -209,6 +211,97 @@ def test_a_source_of_another_content_model_alone_is_left_out_beside_others() -> 
         refuse_empty_source(source, num_documents=0, drops=drops, others=0)
     with pytest.raises(ValueError, match=r"no article in this source"):
         refuse_empty_source(source, num_documents=0, drops={**drops, "empty": 1}, others=7)
+    lists = {"list_item": 3, "empty": 1}
+    refuse_empty_source(source, num_documents=0, drops=lists, others=7)
+    with pytest.raises(ValueError, match=r"dropped: 3 list_item, 1 empty.* or set wikitext\.lists: keep"):
+        refuse_empty_source(source, num_documents=0, drops=lists, others=0)
+
+
+# ---- lists and tail sections ----
+
+SECTIONS = """Rivers carry water. They are:
+* [[Rhine]]
+* The Danube flows through ten countries on its way.
+: It ends in a delta at the sea.
+
+: A river is a road that carries us where we want to go.
+: x = y
+== History ==
+Old rivers are slow.
+=== Notes ===
+Notes about history are prose.
+== References ==
+A book of 1990 says more.
+=== Web ===
+* [http://x.org The site of the rivers is the largest of all.]
+== Legacy ==
+They still flow.
+== Notes ==
+Seen in May.
+== External links ==
+* [http://y.org Y]"""
+
+
+def lines_of(items: list[Document | Drop]) -> list[str]:
+    return [sentence for item in items if isinstance(item, Document) for sentence in item.sentences]
+
+
+def test_lists_and_tail_sections_are_left_out_and_counted(tmp_path: Path) -> None:
+    items = read_text(tmp_path, dump(page("A", SECTIONS)))
+    assert lines_of(items) == [
+        "Rivers carry water.",
+        "They are:",
+        "A river is a road that carries us where we want to go.",
+        "Old rivers are slow.",
+        "Notes about history are prose.",
+        "They still flow.",
+    ]
+    assert [(item.reason, item.detail) for item in items if isinstance(item, Drop)] == [
+        ("list_item", "Rhine"),
+        ("list_item", "The Danube flows through ten countries on its way."),
+        ("list_item", "It ends in a delta at the sea."),
+        ("list_item", "x = y"),
+        ("tail_section", "References"),
+        ("tail_section", "Notes"),
+        ("tail_section", "External links"),
+    ]
+
+
+def test_sentences_of_lists_are_kept_if_asked_for(tmp_path: Path) -> None:
+    items = read_text(tmp_path, dump(page("A", SECTIONS)), lists="sentences")
+    assert lines_of(items) == [
+        "Rivers carry water.",
+        "They are:",
+        "The Danube flows through ten countries on its way.",
+        "It ends in a delta at the sea.",
+        "A river is a road that carries us where we want to go.",
+        "Old rivers are slow.",
+        "Notes about history are prose.",
+        "A book of 1990 says more.",
+        "The site of the rivers is the largest of all.",
+        "They still flow.",
+    ]
+
+
+def test_lists_and_tail_sections_are_kept_if_asked_for(tmp_path: Path) -> None:
+    text = dump(page("A", SECTIONS))
+    kept = read_text(tmp_path, text, lists="keep")
+    assert len(lines_of(kept)) == 14
+    assert len(kept) == 1
+    lists_only = read_text(tmp_path, text, lists="keep", tail_sections="drop")
+    assert len(lines_of(lists_only)) == 10
+    tails_only = lines_of(read_text(tmp_path, text, tail_sections="keep"))
+    assert "Seen in May." in tails_only
+    assert not {"Rhine", "Y"} & set(tails_only)
+
+
+def test_wikitext_of_all_sources_counts_unless_a_source_has_its_own(tmp_path: Path) -> None:
+    paths = [SourceConfig(kind="wikipedia", path="a"), SourceConfig(kind="books", path="b")]
+    own = SourceConfig(kind="wikipedia", path="c", wikitext=WikitextConfig(lists="drop"))
+    config = PipelineConfig(sources=(*paths, own), output="o", wikitext=WikitextConfig(lists="sentences"))
+    assert [source.wikitext and source.wikitext.tails for source in config.sources] == ["sentences", None, "drop"]
+    with pytest.raises(ValueError, match="wikitext is for kind wikipedia, not for kind books; remove it"):
+        SourceConfig(kind="books", path="b", wikitext=WikitextConfig())
 
 
 # ---- real dumps ----
@@ -217,17 +310,17 @@ def test_a_source_of_another_content_model_alone_is_left_out_beside_others() -> 
 def test_the_normal_english_dump(english: list[Document | Drop]) -> None:
     items = english
     drops = Counter(item.reason for item in items if isinstance(item, Drop))
-    assert len(names(items)) == 106
+    assert len(names(items)) == 105  # one page is a list
     assert (drops["redirect"], drops["not_main_namespace"]) == (99, 1)
     documents = {item.name: item for item in items if isinstance(item, Document)}
     assert documents["Autism"].sentences[0].startswith("Autism is a neurodevelopmental disorder")
-    assert len({item.id for item in documents.values()}) == 106
+    assert len({item.id for item in documents.values()}) == 105
 
 
 @pytest.mark.parametrize(
     ("name", "language", "articles", "redirects"),
     [
-        ("dumpster-dive/ltgwiki-latest-pages-articles.xml.bz2", "ltg", 895, 147),
+        ("dumpster-dive/ltgwiki-latest-pages-articles.xml.bz2", "ltg", 877, 147),
         ("dumpster-dive/ltg-tinywiki-latest-pages-articles.xml", "ltg", 7, 1),
         ("gensim/bgwiki-latest-pages-articles-shortened.xml.bz2", "bg", 1, 0),
         ("gensim/enwiki-table-markup.xml.bz2", "en", 5, 0),
@@ -250,7 +343,7 @@ def test_each_mini_dump_and_fragment_gives_an_article(shared_data: Path) -> None
     for path in sorted([*folder.glob("dbpedia-minidumps/*"), *folder.glob("wikiclean/*")]):
         language = path.name.partition("wiki")[0]
         if path.name != "wikidatawiki.xml.bz2":
-            assert names(read(path, language)), path.name
+            assert names(read(path, language, lists="keep")), path.name
 
 
 def test_raw_wikitext_is_refused(shared_data: Path) -> None:

@@ -71,7 +71,10 @@ def text_of(markup: str, *, language: str = "en") -> str:
         # tables, headings, lists
         ("a\n{| class=x\n! h\n|-\n| b || {{c|d}} [[e]]\n{|\n|nested\n|}\n|}\nf", "a\nf"),
         ("== H ==\ntext\n=== [[x]] ===\nmore", "text\nmore"),
-        ("lost==Heading==breaks", "lost\nbreaks"),
+        ("== H ==lost break", "lost break"),
+        ("if a == b == c, or x==y==z", "if a == b == c, or x==y==z"),
+        ("one\nif a == b and c == d", "one if a == b and c == d"),
+        ("= 5 is less than 6", "= 5 is less than 6"),
         ("a\nb\n\nc", "a b\nc"),
         ("* a\n** b\n# c\n: d\n; e", "a\nb\nc\nd\ne"),
         ("----\na", "a"),
@@ -338,7 +341,8 @@ def test_the_budget_is_a_setting() -> None:
      "'''", "''a'''b", "[http://a ", "&amp;", "(", "(,", " ( ,", "__A", "\n*", "\n==a", "==a==", "<a ", "<",
      "(\ufdd0", "{{u}}(", "({{u}},", "a{{IPA|x}} (", "([{{IPA|x}}])", "a {{cn}} ,", "a,{{cn}}",
      "{{u}}'", "{{u}}.", ",", "a\n{{u}}\n",
-     "|", "\n= "],
+     "|", "\n= ", "\n<!--a-->", "<!--a--> ", "<ref name=x>", "<ref name=x", "\n|a", "\n| a || b", "\n{|\n|a",
+     "\n\n==a==\n{|"],
 )  # fmt: skip
 def test_time_is_linear_in_the_page(unit: str) -> None:
     def seconds(length: int) -> float:

@@ -1,0 +1,120 @@
+"""Leaves out list items and the sections at the end of articles: references, further reading, external links ... Pure.
+
+The BERT paper ignores lists, and these sections consist of them. tail_sections.tsv has the headings by language; those
+of English count in every language. A line has a language, `always` or `last`, and case-folded headings joined by `|`. A
+section with a heading of kind `last` (Notes, Sources, Literature) may also be an article's subject, so it is left out
+only if no other section than such ones follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.config import Treatment
+from pipeline.wikitext.blocks import SENTENCE_END, Block
+
+
+class LeftOut(NamedTuple):
+    """A list item or a section that is not in the text. `reason` is its counter's name, `detail` what it was."""
+
+    reason: str
+    detail: str
+
+
+_LIST_ITEM, _TAIL_SECTION = "list_item", "tail_section"
+_DETAIL_CHARACTERS = 80
+_FEWEST_WORDS = {"ko": 3}
+_FEWEST_WORDS_ELSEWHERE = 5
+_FEWEST_CHARACTERS = 15
+_WITHOUT_MARKS = ("th", "lo")
+_FEWEST_WITHOUT_MARKS = 60
+_COLONS = (":", "\uff1a")
+_AND = re.compile(
+    r"\s*[,;/&+\u3001\u30fb\u00b7]\s*|\s+(?:and|und|et|y|e|i|og|och|en|ja|a|\u0438|\u0456|\u0442\u0430|\ubc0f|ve|va|dan)\s+"
+)
+_IN_PARENTHESES = re.compile(r"\s?[(\uff08][^()\uff08\uff09]*[)\uff09]\s*\Z")
+_AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
+
+
+def choose_blocks(
+    blocks: Sequence[Block], *, language: str, lists: Treatment, tail_sections: Treatment
+) -> tuple[list[str], list[LeftOut]]:
+    """Return the lines to keep of a page's blocks, without headings, and what was left out."""
+    tails = _tail_headings(blocks, language=language) if tail_sections != "keep" else frozenset()
+    kept: list[str] = []
+    left_out: list[LeftOut] = []
+    tail_level = 0  # of the tail section's heading, 0 outside of tail sections
+    heading = ""
+    follows_label = False  # the block before is a paragraph of a few words and a colon: the title of a list
+    for number, (kind, text) in enumerate(blocks):
+        if kind[:1] == "=":
+            follows_label = False
+            if not tail_level or len(kind) <= tail_level:
+                tail_level, heading = (len(kind), text) if number in tails else (0, "")
+            continue
+        if not text:
+            continue
+        treatment = tail_sections if tail_level else lists if kind else "keep"
+        if treatment == "drop" and kind == ":" and not tail_level:
+            treatment = "sentences"  # quotations are indented, but code, formulas and results too
+        if treatment == "keep" or (treatment == "sentences" and is_whole_sentence(text, language=language)):
+            kept.append(text)
+            follows_label = not kind and text.endswith(_COLONS) and not _is_long(text, language=language)
+            continue
+        if not tail_level:
+            if follows_label:
+                left_out.append(LeftOut(_LIST_ITEM, kept.pop()[:_DETAIL_CHARACTERS]))
+            left_out.append(LeftOut(_LIST_ITEM, text[:_DETAIL_CHARACTERS]))
+        elif heading:
+            left_out.append(LeftOut(_TAIL_SECTION, heading[:_DETAIL_CHARACTERS]))
+            heading = ""  # a section counts once
+        follows_label = False
+    return kept, left_out
+
+
+def is_whole_sentence(line: str, *, language: str) -> bool:
+    """Return whether a line ends like a sentence and has at least five words (three in Korean), or 15 characters
+    of a script without spaces. In Thai and Lao, whose sentences have no marks, it must have 60 characters."""
+    if language in _WITHOUT_MARKS:
+        return len(line) >= _FEWEST_WITHOUT_MARKS
+    return SENTENCE_END.search(line) is not None and _is_long(line, language=language)
+
+
+def _is_long(line: str, *, language: str) -> bool:
+    """Return whether a line has as many words, or characters without a space, as a short sentence."""
+    words = line.count(" ") + 1
+    return words >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * words
+
+
+def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:
+    """Return the places in `blocks` of the headings that begin a section to be left out."""
+    always, last = headings_of(language)
+    headings = [(number, block) for number, block in enumerate(blocks) if block.kind[:1] == "="]
+    top = max(2, min((len(block.kind) for _, block in headings), default=2))
+    tails: set[int] = set()
+    last_level = top  # headings of kind `last` count if they have at most this level
+    for number, (kind, text) in reversed(headings):
+        heading = _IN_PARENTHESES.sub("", text.casefold()).strip(_AROUND)
+        parts = {heading} if heading in always else {part.strip(_AROUND) for part in _AND.split(heading)} - {""}
+        is_tail = bool(parts) and parts <= always | last and (len(kind) <= last_level or bool(parts & always))
+        if is_tail:
+            tails.add(number)
+        elif len(kind) <= top:
+            last_level = 0
+    return frozenset(tails)
+
+
+@cache
+def headings_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the headings of tail sections in `language` and in English: those of kind `always` and of kind `last`."""
+    found: dict[str, set[str]] = {"always": set(), "last": set()}
+    codes = {language, language.partition("-")[0], "en"}
+    for line in Path(__file__).with_name("tail_sections.tsv").read_text(encoding="utf-8").splitlines():
+        code, kind, headings = line.split("\t")
+        if code in codes:
+            found[kind].update(headings.split("|"))
+    return frozenset(found["always"]), frozenset(found["last"])
