@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
+from pipeline.tokenizer import library_version
 
 CODE_VERSION = "4"
 """Version of our cleaning, pairing and masking; raise it if the same input gives other bytes."""
@@ -27,6 +28,8 @@ or move its bytes unchanged (storage)."""
 def describe_code() -> dict[str, str]:
     """Hash of our code and versions under it: if these are equal, a worker elsewhere makes the same bytes."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
+    if library_version() is not None:
+        libraries["icu4py"] = str(library_version())
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
 
@@ -35,6 +38,8 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
     """Versions of everything that determines the data."""
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
+    if config.dictionary_words:
+        libraries["icu4py"] = library_version() or "absent"
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
 
 

@@ -46,7 +46,15 @@ from pipeline.sources import ChangedInputError, list_changed, list_read_warnings
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
 from pipeline.units import count_of, describe_bytes
-from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
+from pipeline.vocabulary import (
+    check_dictionary,
+    check_name,
+    given_vocabulary,
+    open_vocabulary,
+    refuse_lost_letters,
+    trained_vocabulary,
+    vocabulary_name,
+)
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
@@ -59,6 +67,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     started = time.time()
     check_engine(config, beam_options=beam_options)
     check_paths(config)
+    check_dictionary(config)
     inputs = find_inputs(config)
     buckets = choose_buckets(
         text_bytes=inputs.text_bytes, shards=config.shards, validation_fraction=config.validation_fraction
@@ -75,6 +84,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             say(f"{output.root}: already complete, nothing to do")
             return read_manifest(output.root)
         say_what_is_read(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
+        if given is not None:
+            refuse_lost_letters(config, normalizer=given.backend.normalizer, splits=inputs.splits)
         with open_cluster(config, most=most, say=say) as cluster:
             workers = workers if cluster is None else cluster.workers
             tokenizer = given or find_or_train_vocabulary(
@@ -91,7 +102,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         refuse_changed_input(inputs, context=context)
         say_what_was_done(progress, context=context, num_splits=len(inputs.splits), resumes=output.resumes, say=say)
         check_labels(result, config=config)
-        for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
+        warnings = list_warnings(result, config=config, read=read)
+        for warning in [*list_read_warnings(config.sources, read=read), *warnings]:
             say(f"warning: {warning}")
         run = {name: identity[name] for name in ("inputs", "modified")}
         run |= {"workers": workers, "sources": to_tree(config)["sources"], "seconds": round(time.time() - started, 1)}
@@ -159,7 +171,7 @@ def find_trained_vocabulary(
         storage.delete_tree(folder)  # what a killed training left
         return None
     try:
-        tokenizer = WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+        tokenizer = open_vocabulary(config, path)
     except ValueError:
         tokenizer = None
     if tokenizer is None or tokenizer.vocabulary_hash != output.vocabulary_hash:

@@ -2,6 +2,7 @@
 
 from pipeline.config.engines import FLAGS, KEYS, RayConfig
 from pipeline.config.schema import (
+    DICTIONARY_LANGUAGES,
     CleaningConfig,
     DownloadConfig,
     NearDuplicatesConfig,

@@ -19,6 +19,9 @@ NextSentence: TypeAlias = Literal["random_document", "sentence_order", "none"]
 Masking: TypeAlias = Literal["whole_word", "token", "span"]
 Mode: TypeAlias = Literal["strict", "reference"]
 
+DICTIONARY_LANGUAGES = ("ja", "km", "lo", "my", "th", "yue", "zh")
+"""The languages for which ICU has a dictionary of words. zh stands for all codes that begin with zh-."""
+
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -265,6 +268,10 @@ class PipelineConfig(Settings):
     """Most masked positions in a row; null: masked_probability x max_seq_length, rounded up."""
     masking: Masking = "whole_word"
     """What is masked together: a whole word, a single token, or a span of words."""
+    dictionary_words: tuple[str, ...] = ()
+    """Languages whose words are found in ICU's dictionaries, because they are written without spaces: th, km, my, lo,
+    zh, ja or yue. Decides what is masked together, and what training of a vocabulary counts as a word; the ids of a
+    given vocabulary stay the same. Needs the extra `words`: pip install 'cloze[words]'."""
     replacement_draw: Literal["word", "piece"] | None = None
     """Whether [MASK], keep or replace (80/10/10) is drawn once per word (span) or per piece; null: per word in strict
     mode, per piece in reference mode."""
@@ -323,6 +330,24 @@ class PipelineConfig(Settings):
         weights = {source.called: source.weight for source in self.sources}
         return tuple(weights[name] for name in self.source_names)
 
+    def has_dictionary(self, language: str) -> bool:
+        """Whether words of text in this language are found by a dictionary."""
+        return language in self.dictionary_words or language.partition("-")[0] in self.dictionary_words
+
+    def _check_dictionary_words(self) -> None:
+        for language in self.dictionary_words:
+            if language.partition("-")[0] not in DICTIONARY_LANGUAGES:
+                raise ValueError(
+                    f"dictionary_words: ICU has no dictionary for {language!r}, only for "
+                    f"{', '.join(DICTIONARY_LANGUAGES)}; remove it"
+                )
+            if not any(language in (source.language, source.language.partition("-")[0]) for source in self.sources):
+                raise ValueError(
+                    f"dictionary_words: no source has language {language!r}; set it in the source, or remove it here"
+                )
+        if self.dictionary_words and self.mode == "reference":
+            raise ValueError("mode: reference takes words from the tokenizer, as published; remove dictionary_words")
+
     def _check_weights(self) -> None:
         weights: dict[str, float] = {}
         for source in self.sources:
@@ -344,6 +369,7 @@ class PipelineConfig(Settings):
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
         self._check_weights()
+        self._check_dictionary_words()
         for name in self.download.bring:
             if name not in self.source_names:
                 raise ValueError(

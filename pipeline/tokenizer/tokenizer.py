@@ -19,8 +19,19 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from pipeline.dataset import MAX_UINT16_VOCABULARY
-from pipeline.documents import Document
-from pipeline.tokenizer.files import build_wordpiece, read_tokenizer, read_vocabulary, save_tokenizer, vocabulary_hash
+from pipeline.documents import CLAUSE_CHARACTERS, Document, TextLoss
+from pipeline.tokenizer.dictionary import BY_TOKENIZER, START, Dictionary
+from pipeline.tokenizer.files import (
+    DOTTED_I,
+    DOTTED_I_LANGUAGES,
+    MAX_WORD_CHARACTERS,
+    build_wordpiece,
+    read_tokenizer,
+    read_vocabulary,
+    save_tokenizer,
+    vocabulary_hash,
+)
+from pipeline.tokenizer.marks import LostMarks
 
 Ids: TypeAlias = npt.NDArray[Any]
 """Token ids, as uint16 or int32."""
@@ -102,26 +113,70 @@ class WordTokenizer:
         """Ids that masking may draw as a random replacement: neither special nor unused."""
         self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= MAX_UINT16_VOCABULARY else np.int32)
         self.vocabulary_hash: str = vocabulary_hash(backend, tokens=self.tokens)
-        self._chunks = _ChunkTable(backend, id_dtype=self.id_dtype)
+        self.lost_marks = LostMarks(backend.normalizer)
+        """Tells which marks of text its normalizer removes."""
+        self._lowers_i = backend.normalizer is not None and backend.normalizer.normalize_str("I") == "i"
+        self._tables: dict[str, _ChunkTable] = {}
+        """Caches by language of the dictionary; "" without a dictionary."""
 
     @classmethod
-    def from_path(cls, path: str | Path, *, lowercase: bool, strip_accents: bool | None = None) -> WordTokenizer:
+    def from_path(
+        cls,
+        path: str | Path,
+        *,
+        lowercase: bool,
+        strip_accents: bool | None = None,
+        dotted_i: bool = False,
+        max_word_characters: int = MAX_WORD_CHARACTERS,
+    ) -> WordTokenizer:
         """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
-        `lowercase` and `strip_accents` tell how a vocab.txt was trained. They are ignored for a tokenizer.json, which
-        has these settings itself. Raises ValueError, which names the file and what is wrong with it.
+        The keywords, which build_wordpiece explains, tell how to treat text with a vocab.txt. They are ignored for a
+        tokenizer.json, which has these settings itself. Raises ValueError, which names the file and what is wrong with
+        it.
         """
         origin = str(path)
         if origin.endswith(".json"):
             return cls(read_tokenizer(path), origin=origin)
         tokens = read_vocabulary(path)
-        backend = build_wordpiece(tokens, lowercase=lowercase, strip_accents=strip_accents, origin=origin)
+        backend = build_wordpiece(
+            tokens,
+            lowercase=lowercase,
+            strip_accents=strip_accents,
+            origin=origin,
+            dotted_i=dotted_i,
+            max_word_characters=max_word_characters,
+        )
         return cls(backend, origin=origin)
 
-    def tokenize(self, document: Document) -> TokenizedDocument:
-        """Return the document as ids, equal to the library's for each sentence with encode_special_tokens set."""
-        ids, word_starts, lengths = self._chunks.tokenize(document.sentences)
-        return TokenizedDocument(document.id, ids, word_starts, lengths)
+    def tokenize(self, document: Document, *, language: str = "", dictionary: bool = False) -> TokenizedDocument:
+        """Return the document as ids, equal to the library's for each sentence with encode_special_tokens set.
+
+        For the options see tokenize_and_count.
+        """
+        return self.tokenize_and_count(document, language=language, dictionary=dictionary)[0]
+
+    def tokenize_and_count(
+        self, document: Document, *, language: str = "", dictionary: bool = False
+    ) -> tuple[TokenizedDocument, TextLoss]:
+        """Return the document as `tokenize` does, and counts of what the tokenizer does not see of it.
+
+        `language` is a code such as tr. If it has a dotted i and the tokenizer lower-cases, I becomes a dotless i. With
+        `dictionary`, words of scripts without spaces start where a dictionary of this language finds them. Ids do not
+        depend on it.
+        """
+        table = self._tables.get(language if dictionary else "")
+        if table is None:
+            words = Dictionary(language) if dictionary else None
+            table = self._tables[language if dictionary else ""] = _ChunkTable(
+                self.backend, id_dtype=self.id_dtype, unknown=self.special.unk, marks=self.lost_marks, words=words
+            )
+        sentences = document.sentences
+        if self._lowers_i and language in DOTTED_I_LANGUAGES:
+            sentences = tuple(sentence.translate(DOTTED_I) for sentence in sentences)
+        loss = TextLoss()
+        ids, word_starts, lengths = table.tokenize(sentences, loss=loss)
+        return TokenizedDocument(document.id, ids, word_starts, lengths), loss
 
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
         """Write the files that AutoTokenizer reads: tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt.
@@ -170,8 +225,18 @@ class _ChunkTable:
     order. For other tokenizers a chunk is a whole sentence, and nothing is kept between documents.
     """
 
-    def __init__(self, backend: Tokenizer, *, id_dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        backend: Tokenizer,
+        *,
+        id_dtype: np.dtype[Any],
+        unknown: int,
+        marks: LostMarks,
+        words: Dictionary | None = None,
+    ) -> None:
+        """`unknown` is the id of [UNK]. `words` says where words start in scripts without spaces."""
         self._id_dtype = id_dtype
+        self._unknown, self._marks, self._dictionary = unknown, marks, words
         self._backend = Tokenizer.from_str(backend.to_str())
         self._backend.encode_special_tokens = True
         layout = json.loads(backend.to_str())
@@ -179,22 +244,38 @@ class _ChunkTable:
         steps = normalizer.get("normalizers", [normalizer])
         self._by_space = (
             (layout["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
-            and [step.get("type") for step in steps] in (["BertNormalizer"], ["BertNormalizer", "NFC"])
+            and [step.get("type") for step in steps if not _is_dotted_i(step)]
+            in (
+                ["BertNormalizer"],
+                ["BertNormalizer", "NFC"],
+                ["NFC", "BertNormalizer"],
+                ["NFC", "BertNormalizer", "NFC"],
+            )
             and all(token["special"] for token in layout["added_tokens"])
         )
-        self._lowercase = self._by_space and bool(steps[0]["lowercase"])
+        self._lowercase = self._by_space and any(step.get("lowercase") for step in steps)
+        self._is_plain = not any(map(_is_dotted_i, steps))
+        """Whether lower-casing ASCII is all that the normalizer does to it."""
+        self._longest = layout["model"].get("max_input_chars_per_word") or _MAX_CHARACTERS
         self._words: dict[str, list[int]] = {}
         self._forget()
 
-    def tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Return the ids of all sentences in one array, their word starts, and each sentence's token count if not 0."""
-        blocks = [self._tokenize(block) for block in _cut_blocks(sentences)]
+    def tokenize(
+        self, sentences: Sequence[str], *, loss: TextLoss
+    ) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+        """Return the ids of all sentences in one array, their word starts, and each sentence's token count if not 0.
+
+        Add to `loss` what the tokenizer does not see.
+        """
+        blocks = [self._tokenize(block, loss=loss) for block in _cut_blocks(sentences)]
         if len(blocks) == 1:
             return blocks[0]
         ids, word_starts, lengths = zip(*blocks, strict=True)
         return np.concatenate(ids), np.concatenate(word_starts), np.concatenate(lengths)
 
-    def _tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    def _tokenize(
+        self, sentences: Sequence[str], *, loss: TextLoss
+    ) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
         if not self._by_space or len(self._numbers) > _MAX_CHUNKS or self._characters > _MAX_CHARACTERS:
             self._forget()
         if self._by_space:
@@ -205,6 +286,9 @@ class _ChunkTable:
         numbers = np.fromiter(map(self._numbers.__getitem__, chunks), np.int64, len(chunks))
         if self._numbers.fresh:
             self._learn()
+        if self._losses:
+            for number in numbers[self._loses.values[numbers]].tolist():
+                loss.add(self._losses[number])
         lengths = self._lengths.values[numbers]
         stops = np.cumsum(lengths)
         gather = np.repeat(self._begins.values[numbers] - (stops - lengths), lengths)
@@ -223,32 +307,50 @@ class _ChunkTable:
         self._word_starts = _Column(np.dtype(np.bool_))
         self._begins = _Column(np.dtype(np.int64))
         self._lengths = _Column(np.dtype(np.int64))
+        self._loses = _Column(np.dtype(np.bool_))
+        self._losses: dict[int, TextLoss] = {}
+        """What is lost of a chunk, by its number, for chunks that `_loses` marks."""
 
     def _learn(self) -> None:
         """Tokenize the new chunks, and add their ids to the cache."""
         ids: list[int] = []
         starts = bytearray()
         lengths: list[int] = []
+        loses = bytearray()
         take = self._split_chunk if self._by_space else self._encode_sentence
         for chunk in self._numbers.fresh:
             before = len(ids)
-            take(chunk, ids, starts)
+            loss = take(chunk, ids, starts)
+            found = self._marks.count(chunk)
+            if found is not None:
+                loss = loss or TextLoss()
+                loss.marks, loss.lost_marks = found
+            if loss is not None:
+                self._losses[self._loses.size + len(loses)] = loss
+            loses.append(loss is not None)
             lengths.append(len(ids) - before)
             self._characters += len(chunk)
         self._numbers.fresh.clear()
+        self._loses.append(np.frombuffer(bytes(loses), np.bool_))
         sizes = np.array(lengths, np.int64)
         self._begins.append(self._ids.size + np.cumsum(sizes) - sizes)
         self._lengths.append(sizes)
         self._ids.append(np.array(ids, self._id_dtype))
         self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
 
-    def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
-        """Append the tokens of text without spaces to `ids` and `starts`; a pattern finds the words of plain ASCII."""
-        if _PRINTABLE.fullmatch(chunk):
+    def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> TextLoss | None:
+        """Append the tokens of text without spaces to `ids` and `starts`; a pattern finds the words of plain ASCII.
+
+        Return what is lost of it, or None if nothing is.
+        """
+        if self._is_plain and _PRINTABLE.fullmatch(chunk):
             words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
         else:
             normal = self._backend.normalizer.normalize_str(chunk)
             words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(normal)]
+        if self._dictionary is not None and not chunk.isascii():
+            return self._split_by_dictionary(words, ids, starts)
+        unknown = clauses = 0
         for word in words:
             pieces = self._words.get(word)
             if pieces is None:
@@ -257,12 +359,71 @@ class _ChunkTable:
                 pieces = self._words[word] = [token.id for token in self._backend.model.tokenize(word)]
             ids += pieces
             starts += b"\x01" + bytes(len(pieces) - 1)
+            if self._unknown in pieces:
+                unknown += len(word) if len(pieces) == 1 else pieces.count(self._unknown)
+            if len(word) > CLAUSE_CHARACTERS:
+                clauses += len(word)
+        return self._lost_of(words, unknown=unknown, clauses=clauses)
 
-    def _encode_sentence(self, sentence: str, ids: list[int], starts: bytearray) -> None:
+    def _split_by_dictionary(self, words: Sequence[str], ids: list[int], starts: bytearray) -> TextLoss | None:
+        """Append the tokens of words that follow each other without a space, with the word starts of the dictionary."""
+        assert self._dictionary is not None
+        marks = self._dictionary.mark("".join(words))
+        begin = unknown = clauses = 0
+        last = 0  # where the last word began
+        for word in words:
+            data = word.encode()
+            for number, token in enumerate(self._backend.model.tokenize(word)):
+                at, end = (len(data[:offset].decode()) for offset in token.offsets)
+                mark = marks[begin + at]
+                starts.append(mark == START if mark != BY_TOKENIZER else number == 0)
+                ids.append(token.id)
+                unknown += (end - at) * (token.id == self._unknown)
+                if starts[-1]:
+                    clauses += _of_clause(begin + at - last)
+                    last = begin + at
+            begin += len(word)
+        return self._lost_of(words, unknown=unknown, clauses=clauses + _of_clause(begin - last))
+
+    def _lost_of(self, words: Sequence[str], *, unknown: int, clauses: int) -> TextLoss | None:
+        if not unknown and not clauses:
+            return None
+        longer = sum(len(word) > self._longest for word in words) if unknown else 0
+        return TextLoss(unknown_characters=unknown, long_words=longer, clause_characters=clauses)
+
+    def _encode_sentence(self, sentence: str, ids: list[int], starts: bytearray) -> TextLoss | None:
+        """Append the tokens of a sentence to `ids` and `starts`, and return what is lost of it, if anything."""
         encoding = self._backend.encode(sentence, add_special_tokens=False)
         ids += encoding.ids
         words = encoding.word_ids
-        starts += bytes(position == 0 or words[position] != words[position - 1] for position in range(len(words)))
+        marks = self._dictionary.mark(sentence) if self._dictionary is not None else bytes(len(sentence))
+        unknown = clauses = longer = last = before = 0
+        for position, (index, (at, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+            is_first = position == 0 or words[position] != words[position - 1]
+            mark = marks[at] if at < len(marks) else BY_TOKENIZER
+            if position and mark != BY_TOKENIZER:
+                is_first = mark == START and at >= before  # a byte-level token may be a part of a character
+            starts.append(is_first)
+            if is_first:
+                clauses += _of_clause(before - last)
+                last = at
+            before = end
+            if index == self._unknown:
+                unknown += end - at
+                longer += end - at > self._longest
+        clauses += _of_clause(before - last)
+        if not unknown and not clauses:
+            return None
+        return TextLoss(unknown_characters=unknown, long_words=longer, clause_characters=clauses)
+
+
+def _of_clause(characters: int) -> int:
+    return characters if characters > CLAUSE_CHARACTERS else 0
+
+
+def _is_dotted_i(step: dict[str, Any]) -> bool:
+    """Whether a step of a normalizer is one of those that files.bert_normalizer adds for a dotted i."""
+    return step.get("type") == "Replace" and step.get("pattern") in ({"String": "I"}, {"String": "\u0130"})
 
 
 def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:

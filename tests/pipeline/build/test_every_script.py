@@ -1,0 +1,130 @@
+"""Builds in scripts other than Latin: refused where they would lose letters, and counted and warned of elsewhere."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.build.recipe import build
+from pipeline.config.schema import PipelineConfig
+from pipeline.dataset.manifest import Manifest
+from pipeline.settings import ConfigError, validate
+from pipeline.vocabulary.__main__ import main as train_vocabulary
+
+HINDI = (
+    "\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902 \u0938\u094d\u0935\u0930 \u0915\u0941\u0932 \u0915\u0932"
+)
+SAMPLES = {
+    "hi": HINDI,
+    "th": "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u0e01\u0e48\u0e32 \u0e17\u0e35\u0e48\u0e19\u0e35\u0e48",
+    "ja": "\u3053\u308c\u304c \u3067\u3059 \u30b8\u30e3\u30d1\u30f3",
+    "km": "\u1782\u17b6\u178f\u17cb\u1791\u17c5 \u1795\u17d2\u179f\u17b6\u179a",
+    "my": "\u1000\u103b\u103d\u1014\u103a\u1010\u1031\u102c\u103a \u101e\u103d\u102c\u1038",
+    "bo": "\u0f44\u0f0b\u0f56\u0f7c\u0f51\u0f0b\u0f54\u0f0b\u0f61\u0f72\u0f53",
+    "lo": "\u0e82\u0ec9\u0ead\u0e8d \u0e81\u0eb4\u0e99 \u0ec0\u0e82\u0ebb\u0ec9\u0eb2",
+    "ta": "\u0ba4\u0bae\u0bbf\u0bb4\u0bcd \u0bae\u0bca\u0bb4\u0bbf",
+    "fa": "\u0622\u0628 \u0622\u0645\u062f \u0645\u0633\u0626\u0644\u0647",
+    "yi": "\u05d9\u05d9\u05b7\u05d3\u05d9\u05e9 \u05d0\u05b8\u05d3\u05e2\u05e8",
+}
+PLAIN = {
+    "ko": "\ud55c\uad6d\uc5b4 \ubb38\uc7a5 \uc785\ub2c8\ub2e4",
+    "zh": "\u6211 \u7231 \u5317\u4eac",
+    "he": "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd \u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd",
+    "ru": "\u041c\u043e\u0439 \u0451\u0436 \u0437\u0434\u0435\u0441\u044c",
+    "el": "\u0395\u03af\u03bd\u03b1\u03b9 \u03ad\u03bd\u03b1 \u03ac\u03bb\u03bb\u03bf",
+    "vi": "ti\u1ebfng Vi\u1ec7t \u0111\u1eb9p",
+    "am": "\u12a0\u121b\u122d\u129b \u1290\u12cd",
+}
+
+
+def write_documents(path: Path, words: Sequence[str], *, count: int = 30, others: int = 0) -> Path:
+    """Documents of four sentences of random words and a number; `others` English ones follow."""
+    rng = random.Random(3)
+
+    def document(words: Sequence[str]) -> str:
+        return "\n".join(" ".join(rng.choices(words, k=8)) + f" {rng.randint(0, 999)}." for _ in range(4))
+
+    texts = [document(words) for _ in range(count)] + [
+        document(["the", "cat", "sat", "on", "a", "mat"]) for _ in range(others)
+    ]
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def make_config(folder: Path, text: Path, *, language: str = "en", **settings: Any) -> PipelineConfig:
+    vocabulary = {"size": 420, **settings.pop("vocabulary", {})}
+    tree = {
+        "sources": [{"kind": "text", "path": str(text), "language": language}],
+        "vocabulary": vocabulary,
+        "output": str(folder / "out"),
+        "max_seq_length": 64,
+        "validation_fraction": 0.0,
+        "shards": 1,
+        "workers": 1,
+        **settings,
+    }
+    return validate(PipelineConfig, tree, origin="test")
+
+
+def run(config: PipelineConfig) -> tuple[Manifest, dict[str, Any], list[str]]:
+    """Build, and return the manifest, report.json and what was said."""
+    said: list[str] = []
+    manifest = build(config, say=said.append)
+    return manifest, json.loads((Path(config.output) / "report.json").read_text(encoding="utf-8")), said
+
+
+@pytest.mark.parametrize("language", SAMPLES)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_lost_letters_are_refused(tmp_path: Path, language: str, is_named: bool) -> None:
+    """By the language of the source, or by its text if the language is wrong; with the remedy, which works."""
+    text = write_documents(tmp_path / "text.txt", SAMPLES[language].split())
+    named = language if is_named or language == "yi" else "en"
+    with pytest.raises(ConfigError, match=r"sources\.0 .* removes .*% of the marks .* vocabulary\.strip_accents=false"):
+        build(make_config(tmp_path, text, language=named))
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    run(make_config(tmp_path, text, language=named, vocabulary={"strip_accents": False}))
+
+
+@pytest.mark.parametrize("language", PLAIN)
+def test_accents_and_points_go_as_published(tmp_path: Path, language: str) -> None:
+    run(make_config(tmp_path, write_documents(tmp_path / "text.txt", PLAIN[language].split()), language=language))
+
+
+def test_a_few_foreign_words_refuse_nothing(tmp_path: Path) -> None:
+    """An English encyclopedia names things in Hindi; but Hindi behind the first 200,000 characters is found."""
+    text = write_documents(tmp_path / "text.txt", HINDI.split(), count=1, others=2_000)
+    manifest, report, _ = run(make_config(tmp_path, text))
+    assert manifest.num_rows("train")
+    (entry,) = report["vocabulary"]["lost_marks"]
+    assert entry["script"] == "Devanagari"
+    assert 0 < entry["lost"] <= entry["found"]
+    words = ["the", "cat", "sat", "on", "a", "mat"]
+    late = tmp_path / "late.txt"
+    write_documents(late, words, count=1_500)
+    with late.open("a", encoding="utf-8") as file:
+        file.write("\n" + write_documents(tmp_path / "hindi.txt", HINDI.split()).read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match=r"removes \d+% of the marks of the Devanagari script"):
+        run(make_config(tmp_path / "late", late))
+
+
+def test_the_vocabulary_command_refuses_too(tmp_path: Path) -> None:
+    text = write_documents(tmp_path / "text.txt", HINDI.split())
+    arguments = [f'sources=[{{"kind": "text", "path": "{text}"}}]', f"output={tmp_path / 'out'}"]
+    with pytest.raises(ConfigError, match="Devanagari"):
+        train_vocabulary.__wrapped__([*arguments, f"vocabulary.path={tmp_path / 'v.txt'}"])
+    assert not (tmp_path / "v.txt").exists()
+
+
+def test_the_case_of_hindi_is_refused(shared_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"marks of the Devanagari script.*strip_accents"):
+        build(make_config(tmp_path, shared_data / "cases" / "hindi.txt"))
+    _, report, said = run(
+        make_config(tmp_path, shared_data / "cases" / "hindi.txt", language="hi", vocabulary={"strip_accents": False})
+    )
+    assert report["vocabulary"]["lost_marks"] == []
+    assert not [line for line in said if "[UNK]" in line]
