@@ -60,7 +60,7 @@ class Facts:
 
     published: built by the published algorithm, whose known quirks are notes. masking: whole_word, token or span.
     draw: word or piece. mask_sets: K. next_sentence: as in the config. most_passes: most passes over a document, by
-    source; empty if unknown.
+    source; empty if unknown. dictionary_sources: sources with words of a dictionary, which pieces do not show.
     """
 
     published: bool
@@ -72,6 +72,7 @@ class Facts:
     draw: str
     masked_probability: float
     most_passes: tuple[int, ...] = ()
+    dictionary_sources: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,4 +23,5 @@ from pipeline.tokenizer.tokenizer import (
     SpecialIds,
     TokenizedDocument,
     WordTokenizer,
+    is_within_word,
 )

@@ -21,9 +21,9 @@ BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECE_PREFIX = "##"
 MAX_WORD_CHARACTERS = 100
 """Longer words become [UNK], as in the `tokenizers` library (the original BERT code had 200)."""
-SPACELESS_WORD_CHARACTERS = 1_000
+SPACELESS_WORD_CHARACTERS = 500
 """The same limit if a dictionary finds the words of scripts without spaces, because a space ends only a clause there.
-Longer words would take the library over a second."""
+The library takes up to 0.1 s for such a word, and eight times as much for one of twice the length."""
 DOTTED_I_LANGUAGES = frozenset(("tr", "az", "crh", "gag"))
 """Languages in which the small letter of I has no dot, and the capital letter of i has one."""
 _DOTTED_I = {"I": "\u0131", "\u0130": "i"}
@@ -91,8 +91,12 @@ def build_wordpiece(
 
 
 def longest_word(config: PipelineConfig) -> int:
-    """Return the number of characters above which a WordPiece tokenizer gives [UNK] for a word."""
-    return SPACELESS_WORD_CHARACTERS if config.dictionary_words else MAX_WORD_CHARACTERS
+    """Return the number of characters above which the tokenizer of a vocab.txt gives [UNK] for a word.
+
+    It is as published, except for vocabularies that this config trains for languages without spaces.
+    """
+    trains = config.vocabulary.train or config.vocabulary.path is None
+    return SPACELESS_WORD_CHARACTERS if trains and config.dictionary_words else MAX_WORD_CHARACTERS
 
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool, dotted_i: bool = False) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -399,7 +400,7 @@ class _ChunkTable:
         marks = self._dictionary.mark(sentence) if self._dictionary is not None else bytes(len(sentence))
         unknown = clauses = longer = last = before = 0
         for position, (index, (at, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
-            is_first = position == 0 or words[position] != words[position - 1]
+            is_first = position == 0 or (words[position] != words[position - 1] and not is_within_word(sentence, at))
             mark = marks[at] if at < len(marks) else BY_TOKENIZER
             if position and mark != BY_TOKENIZER:
                 is_first = mark == START and at >= before  # a byte-level token may be a part of a character
@@ -415,6 +416,17 @@ class _ChunkTable:
         if not unknown and not clauses:
             return None
         return TextLoss(unknown_characters=unknown, long_words=longer, clause_characters=clauses)
+
+
+def is_within_word(text: str, place: int) -> bool:
+    """Whether a vowel sign or other mark joins the characters before and at `place`, both of letters or marks.
+
+    The pattern of byte-level tokenizers, which is that of GPT-2, ends a word at each mark.
+    """
+    if not 0 < place < len(text):
+        return False
+    kinds = unicodedata.category(text[place - 1])[0] + unicodedata.category(text[place])[0]
+    return kinds in ("LM", "ML", "MM")
 
 
 def _of_clause(characters: int) -> int:

@@ -12,11 +12,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from zlib import crc32
+
+from tokenizers import decoders, pre_tokenizers
 
 from pipeline import storage
 from pipeline.tokenizer import Dictionary
@@ -33,8 +36,10 @@ _MAX_ENTRIES = 500_000
 _MAX_OPEN_RUNS = 64
 
 JointSide: TypeAlias = Literal["before", "after", "none"]
+_FROM_BYTES = decoders.ByteLevel()
+_TO_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 JOINT_SIDES: dict[str, JointSide] = {"wordpiece": "before", "bpe": "after", "byte_level_bpe": "none"}
-"""By algorithm of the vocabulary."""
+"""By algorithm of the vocabulary; words in bytes need no mark."""
 
 Entry = tuple[bytes, int]
 """A word in UTF-8 and its count. UTF-8 bytes sort in the order of code points."""
@@ -124,6 +129,8 @@ class WordCounter:
         if not language:
             return lambda words: words
         dictionary = self._dictionaries.setdefault(language, Dictionary(language))
+        if self._joint == "none":
+            return partial(_cut_bytes, dictionary=dictionary)
         front, behind = JOINT * (self._joint == "before"), JOINT * (self._joint == "after")
 
         def cut(words: list[str]) -> list[str]:
@@ -152,6 +159,16 @@ class WordCounter:
                     start = file.tell()
                     file.writelines(map(_line, sorted(entries)))
                     self._runs.append(Run(path, start, file.tell(), number))
+
+
+def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
+    """Cut words that are spelled in bytes, with a space in front of the first word of a clause only."""
+    cut: list[str] = []
+    for word, parts in zip(words, dictionary.cut([_FROM_BYTES.decode([word]) for word in words]), strict=True):
+        if parts[0] == " " and len(parts) > 1:
+            parts[:2] = [" " + parts[1]]
+        cut += [word] if len(parts) == 1 else [_TO_BYTES.pre_tokenize_str(part)[0][0] for part in parts]
+    return cut
 
 
 def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.audit.run import audit
 from pipeline.build.recipe import build
 from pipeline.config.schema import PipelineConfig
 from pipeline.dataset.manifest import Manifest
@@ -128,3 +129,97 @@ def test_the_case_of_hindi_is_refused(shared_data: Path, tmp_path: Path) -> None
     )
     assert report["vocabulary"]["lost_marks"] == []
     assert not [line for line in said if "[UNK]" in line]
+
+
+THAI_WORDS = [
+    "\u0e1b\u0e23\u0e30\u0e40\u0e17\u0e28",
+    "\u0e44\u0e17\u0e22",
+    "\u0e21\u0e35",
+    "\u0e1b\u0e23\u0e30\u0e0a\u0e32\u0e01\u0e23",
+    "\u0e21\u0e32\u0e01\u0e01\u0e27\u0e48\u0e32",
+    "\u0e04\u0e19",
+    "\u0e01\u0e34\u0e19",
+    "\u0e02\u0e49\u0e32\u0e27",
+]
+_draw = random.Random(8)
+THAI_CLAUSES = ["".join(_draw.choices(THAI_WORDS, k=_draw.randint(9, 40))) for _ in range(400)]
+"""Clauses of about 40 to 180 characters without spaces."""
+
+
+def test_clauses_and_unknown_characters_are_warned_of(tmp_path: Path) -> None:
+    text = write_documents(tmp_path / "text.txt", THAI_CLAUSES)
+    config = make_config(tmp_path, text, language="th", vocabulary={"lowercase": False})
+    manifest, report, said = run(config)
+    facts = report["vocabulary"]
+    assert facts["long_words"] > 0
+    assert facts["unknown_character_rate"] > 0.2
+    assert facts["unknown_rate"] < facts["unknown_character_rate"]
+    assert facts["clause_character_rate"] > 0.5
+    warnings = [line for line in said if line.startswith("warning: sources.0 (text-th)")]
+    assert any("characters are in [UNK]" in line and "longer than 100 characters" in line for line in warnings)
+    assert any("words come out as clauses" in line and "dictionary_words=[th]" in line for line in warnings)
+    assert set(report["warnings"]) >= {line.removeprefix("warning: ") for line in warnings}
+    assert manifest.statistics["text"]["joiners"] == "removed"
+
+
+def test_words_of_a_dictionary_are_masked_and_audited(tmp_path: Path) -> None:
+    pytest.importorskip("icu4py", reason="the extra `words` (icu4py) is not installed")
+    from transformers import AutoTokenizer
+
+    text = write_documents(tmp_path / "text.txt", THAI_CLAUSES)
+    settings = {"lowercase": False, "path": str(tmp_path / "v.txt"), "train": True}
+    config = make_config(tmp_path, text, language="th", vocabulary=settings, dictionary_words=["th"])
+    manifest, report, said = run(config)
+    assert report["vocabulary"]["long_words"] == report["vocabulary"]["unknown_characters"] == 0
+    assert report["vocabulary"]["clause_character_rate"] == 0
+    assert not [line for line in said if line.startswith("warning: sources.0")]
+    assert manifest.versions["icu4py"]
+    found = audit(config.output, workers=1)
+    assert not {name: each.first_fault for name, each in found.findings.by_check.items() if each.faults}
+    assert found.findings.by_check["whole words"].looked_at == 0  # pieces do not show these words
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "Words of th, which mask sets cover as a whole, were found by the dictionaries of ICU" in card
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
+    assert (
+        loaded.unk_token_id not in loaded(max(THAI_CLAUSES, key=len))["input_ids"]
+    )  # without ICU, and over 100 characters
+
+
+@pytest.mark.parametrize(
+    ("languages", "message"),
+    [
+        (["hi"], "ICU has no dictionary for 'hi', only for ja, km, lo, my, th, yue, zh"),
+        (["km"], "no source has language 'km'"),
+    ],
+)
+def test_dictionaries_of_other_languages_are_refused(tmp_path: Path, languages: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(tmp_path, tmp_path / "x.txt", language="th", dictionary_words=languages)
+    with pytest.raises(ConfigError, match="mode: reference takes words from the tokenizer"):
+        make_config(tmp_path, tmp_path / "x.txt", language="th", dictionary_words=["th"], mode="reference")
+
+
+def test_an_absent_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.vocabulary.train.has_library", lambda: False)
+    text = write_documents(tmp_path / "text.txt", THAI_CLAUSES, count=3)
+    with pytest.raises(ConfigError, match=r"needs the package icu4py, .*pip install 'cloze\[words\]'"):
+        build(make_config(tmp_path, text, language="th", dictionary_words=["th"], vocabulary={"lowercase": False}))
+
+
+def test_turkish_is_lower_cased_by_its_rules(tmp_path: Path) -> None:
+    """Alone the tokenizer does it, and the saved one too; among others the pipeline does it, and says so."""
+    words = ["ILIK", "\u0130L\u0130K", "KIZ"]
+    text = write_documents(tmp_path / "text.txt", words)
+    manifest, _, _ = run(make_config(tmp_path, text, language="tr"))
+    tokens = (tmp_path / "out" / "tokenizer" / "vocab.txt").read_text(encoding="utf-8").split()
+    assert {"\u0131l\u0131k", "ilik", "k\u0131z"} <= set(tokens)
+    assert manifest.statistics["text"]["case"] == "lowered_dotted_i"
+    sources = [
+        {"kind": "text", "path": str(text), "language": "tr"},
+        {"kind": "text", "path": str(write_documents(tmp_path / "en.txt", ["ILIK", "cat"])), "language": "en"},
+    ]
+    mixed = make_config(tmp_path / "mixed", text, sources=sources, validation_fraction=0.0)
+    _, _, said = run(mixed)
+    tokens = (tmp_path / "mixed" / "out" / "tokenizer" / "vocab.txt").read_text(encoding="utf-8").split()
+    assert {"\u0131l\u0131k", "ilik", "k\u0131z"} <= set(tokens)
+    assert any("sources.0.language='tr'" in line and "dotless" in line for line in said)
