@@ -137,14 +137,14 @@ def _list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def _describe_text(text: Mapping[str, str]) -> str:
-    """Return a sentence on how the tokenizer treats case, accents, Hangul and zero-width joiners."""
+    """Say how the tokenizer treats case, accents, Hangul and zero-width joiners."""
     case = {
         "kept": "Cased: capital letters are kept",
         "lowered": "Uncased: letters are lower-cased",
         "lowered_dotted_i": "Uncased: letters are lower-cased as in Turkish (I becomes a dotless i)",
     }[text["case"]]
     hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is split into jamo"}[text["hangul"]]
-    return f"{case}, accents are {text['accents']}, {hangul}, zero-width joiners are {text['joiners']}."
+    return f"{case}, accents are {text['accents']}, {hangul}. Zero-width joiners are {text['joiners']}."
 
 
 def _size(rows: int) -> str:

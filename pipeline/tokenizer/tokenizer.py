@@ -117,7 +117,7 @@ class WordTokenizer:
         self.lost_marks = LostMarks(backend.normalizer)
         """Tells which marks of text its normalizer removes."""
         self._lowers_i = backend.normalizer is not None and backend.normalizer.normalize_str("I") == "i"
-        self._tables: dict[str, _ChunkTable] = {}
+        self._tables = {"": self._new_table()}
         """Caches by language of the dictionary; "" without a dictionary."""
 
     @classmethod
@@ -166,18 +166,20 @@ class WordTokenizer:
         `dictionary`, words of scripts without spaces start where a dictionary of this language finds them. Ids do not
         depend on it.
         """
-        table = self._tables.get(language if dictionary else "")
-        if table is None:
-            words = Dictionary(language) if dictionary else None
-            table = self._tables[language if dictionary else ""] = _ChunkTable(
-                self.backend, id_dtype=self.id_dtype, unknown=self.special.unk, marks=self.lost_marks, words=words
-            )
+        words_of = language if dictionary else ""
+        if words_of not in self._tables:
+            self._tables[words_of] = self._new_table(Dictionary(words_of))
         sentences = document.sentences
         if self._lowers_i and language in DOTTED_I_LANGUAGES:
             sentences = tuple(sentence.translate(DOTTED_I) for sentence in sentences)
         loss = TextLoss()
-        ids, word_starts, lengths = table.tokenize(sentences, loss=loss)
+        ids, word_starts, lengths = self._tables[words_of].tokenize(sentences, loss=loss)
         return TokenizedDocument(document.id, ids, word_starts, lengths), loss
+
+    def _new_table(self, words: Dictionary | None = None) -> _ChunkTable:
+        return _ChunkTable(
+            self.backend, id_dtype=self.id_dtype, unknown=self.special.unk, marks=self.lost_marks, words=words
+        )
 
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
         """Write the files that AutoTokenizer reads: tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt.
