@@ -67,7 +67,6 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     started = time.time()
     check_engine(config, beam_options=beam_options)
     check_paths(config)
-    check_dictionary(config)
     inputs = find_inputs(config)
     buckets = choose_buckets(
         text_bytes=inputs.text_bytes, shards=config.shards, validation_fraction=config.validation_fraction
@@ -85,7 +84,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             return read_manifest(output.root)
         say_what_is_read(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
         if given is not None:
-            refuse_lost_letters(config, normalizer=given.backend.normalizer, splits=inputs.splits)
+            refuse_lost_letters(config, tokenizer=given, splits=inputs.splits)
         with open_cluster(config, most=most, say=say) as cluster:
             workers = workers if cluster is None else cluster.workers
             tokenizer = given or find_or_train_vocabulary(
@@ -118,9 +117,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
 
 def check_paths(config: PipelineConfig) -> None:
-    """Raise ValueError early if a source would read the build's own files, if rejects cannot be written, or if the
-    vocabulary to train has an invalid file name."""
+    """Raise ValueError early if a source would read the build's own files, if rejects cannot be written, if the
+    vocabulary to train has an invalid file name, or if the library for dictionary_words is absent."""
     refuse_own_files(config)
+    check_dictionary(config)
     rejects = config.cleaning.keep_rejects
     if rejects is not None and not storage.is_url(rejects):
         check_writable(Path(rejects), key="cleaning.keep_rejects")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from pipeline.cleaning import scripts_of
 from pipeline.config import PipelineConfig, SourceConfig
@@ -13,7 +12,7 @@ from pipeline.documents import Document, Split
 from pipeline.settings import ConfigError
 from pipeline.sources import read_documents
 from pipeline.tally import ReadTally
-from pipeline.tokenizer import DOTTED_I_LANGUAGES, LostMarks
+from pipeline.tokenizer import DOTTED_I_LANGUAGES, LostMarks, WordTokenizer, word_rules
 
 MOST_LOST = 0.01
 """The largest share of a script's marks that a normalizer may remove."""
@@ -29,13 +28,17 @@ def has_dotted_i(config: PipelineConfig) -> bool:
     return config.vocabulary.lowercase and all(source.language in DOTTED_I_LANGUAGES for source in config.sources)
 
 
-def refuse_lost_letters(config: PipelineConfig, *, normalizer: Any | None, splits: Sequence[Split]) -> None:
+def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | None, splits: Sequence[Split]) -> None:
     """Raise ConfigError if the normalizer removes over 1% of the marks of a script in which a source is written.
 
-    The source's language tells the script. For sources in an unexpected script, the beginning of one of `splits` is
-    read too. A normalizer that removes no marks costs nothing.
+    `tokenizer` is the given vocabulary; None if one will be trained. The source's language tells the script. For
+    sources in an unexpected script, the beginning of one of `splits` is read too. A normalizer that removes no marks
+    costs nothing.
     """
-    marks = LostMarks(normalizer)
+    if tokenizer is None:
+        marks = LostMarks(word_rules(config.vocabulary, dotted_i=has_dotted_i(config))[0])
+    else:
+        marks = tokenizer.lost_marks
     if not marks.scripts:
         return
     for index, source in enumerate(config.sources):

@@ -119,7 +119,7 @@ def train_vocabulary(
     check_name(Path(path), settings=settings)
     check_dictionary(config)
     dotted_i = has_dotted_i(config)
-    refuse_lost_letters(config, normalizer=word_rules(settings, dotted_i=dotted_i)[0], splits=splits)
+    refuse_lost_letters(config, tokenizer=None, splits=splits)
     parent = storage.parent_of(path)
     storage.make_folder(parent)
     started = time.monotonic()

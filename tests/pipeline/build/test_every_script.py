@@ -14,6 +14,7 @@ from pipeline.audit.run import audit
 from pipeline.build.recipe import build
 from pipeline.config.schema import PipelineConfig
 from pipeline.dataset.manifest import Manifest
+from pipeline.estimate import describe_build
 from pipeline.settings import ConfigError, validate
 from pipeline.vocabulary.__main__ import main as train_vocabulary
 
@@ -119,6 +120,12 @@ def test_the_vocabulary_command_refuses_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Devanagari"):
         train_vocabulary.__wrapped__([*arguments, f"vocabulary.path={tmp_path / 'v.txt'}"])
     assert not (tmp_path / "v.txt").exists()
+
+
+def test_the_dry_run_refuses_too(tmp_path: Path) -> None:
+    text = write_documents(tmp_path / "text.txt", HINDI.split())
+    with pytest.raises(ConfigError, match="Devanagari"):
+        list(describe_build(make_config(tmp_path, text)))
 
 
 def test_the_case_of_hindi_is_refused(shared_data: Path, tmp_path: Path) -> None:
