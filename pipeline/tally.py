@@ -37,7 +37,8 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """Counts of reading by source: documents, sentences, characters, drops by reason; notes and examples of all."""
+    """Counts of reading by source: documents, sentences, characters, what the tokenizer does not see, drops by reason;
+    notes and examples of all."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)

@@ -385,6 +385,22 @@ def test_a_vocabulary_that_cannot_be_written_leaves_nothing(corpus, tmp_path):
     assert not list(tmp_path.glob(".v.txt.*"))
 
 
+def test_words_too_long_to_count_are_warned_of(tmp_path, caplog):
+    """Clauses without spaces, of more than 100 characters, would be [UNK] without a word."""
+    text = tmp_path / "text.txt"
+    text.write_text("ab ba " * 40 + "a" * 101 + "\n", encoding="utf-8")
+    config = PipelineConfig(
+        sources=(SourceConfig(kind="text", path=str(text)),),
+        vocabulary=VocabularyConfig(path=str(tmp_path / "v.txt"), train=True, size=120),
+        output=str(tmp_path / "out"),
+        workers=1,
+    )
+    train_vocabulary(config, splits=list_splits(config.sources), path=tmp_path / "v.txt")
+    (warning,) = [record.getMessage() for record in caplog.records if "cannot be counted" in record.getMessage()]
+    assert warning.startswith("warning: 101 characters are in words of more than 100 characters")
+    assert "dictionary_words" in warning
+
+
 def test_sources_without_words_are_refused(tmp_path):
     (tmp_path / "x.txt").write_text("\u200b\n\n\u200b\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"no words|not one|no document|empty"):
