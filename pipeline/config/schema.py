@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from pipeline.config.dictionaries import check_dictionary_words
 from pipeline.config.engines import DaskConfig, EngineName, RayConfig
 from pipeline.settings import Settings, to_tree
 
@@ -18,9 +19,6 @@ SourceKind: TypeAlias = Literal["wikipedia", "books", "text", "jsonl", "parquet"
 NextSentence: TypeAlias = Literal["random_document", "sentence_order", "none"]
 Masking: TypeAlias = Literal["whole_word", "token", "span"]
 Mode: TypeAlias = Literal["strict", "reference"]
-
-DICTIONARY_LANGUAGES = ("ja", "km", "lo", "my", "th", "yue", "zh")
-"""The languages for which ICU has a dictionary of words. zh stands for all codes that begin with zh-."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -334,20 +332,6 @@ class PipelineConfig(Settings):
         """Whether words of text in this language are found by a dictionary."""
         return language in self.dictionary_words or language.partition("-")[0] in self.dictionary_words
 
-    def _check_dictionary_words(self) -> None:
-        for language in self.dictionary_words:
-            if language.partition("-")[0] not in DICTIONARY_LANGUAGES:
-                raise ValueError(
-                    f"dictionary_words: ICU has no dictionary for {language!r}, only for "
-                    f"{', '.join(DICTIONARY_LANGUAGES)}; remove it"
-                )
-            if not any(language in (source.language, source.language.partition("-")[0]) for source in self.sources):
-                raise ValueError(
-                    f"dictionary_words: no source has language {language!r}; set it in the source, or remove it here"
-                )
-        if self.dictionary_words and self.mode == "reference":
-            raise ValueError("mode: reference takes words from the tokenizer, as published; remove dictionary_words")
-
     def _check_weights(self) -> None:
         weights: dict[str, float] = {}
         for source in self.sources:
@@ -369,7 +353,7 @@ class PipelineConfig(Settings):
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
         self._check_weights()
-        self._check_dictionary_words()
+        check_dictionary_words(self.dictionary_words, spoken=[source.language for source in self.sources])
         for name in self.download.bring:
             if name not in self.source_names:
                 raise ValueError(
@@ -391,6 +375,8 @@ class PipelineConfig(Settings):
             raise ValueError(
                 f"mode: reference has one mask set per pair, not masks_per_pair={self.masks_per_pair}; raise passes"
             )
+        if self.mode == "reference" and self.dictionary_words:
+            raise ValueError("mode: reference takes words from the tokenizer, as published; remove dictionary_words")
         if self.mode == "reference" and self.masking == "span":
             raise ValueError("mode: reference needs masking: whole_word or token, not span; set it")
         return self

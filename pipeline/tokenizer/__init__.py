@@ -1,5 +1,6 @@
 """Turns text into token ids by WordPiece or BPE, exactly like the `tokenizers` library; reads and writes its files."""
 
+from pipeline.tokenizer.chunks import Ids, is_within_word
 from pipeline.tokenizer.dictionary import Dictionary, has_library, library_version
 from pipeline.tokenizer.files import (
     BERT_SPECIAL,
@@ -19,9 +20,7 @@ from pipeline.tokenizer.files import (
 from pipeline.tokenizer.marks import LostMarks
 from pipeline.tokenizer.tokenizer import (
     RARE_LETTERS,
-    Ids,
     SpecialIds,
     TokenizedDocument,
     WordTokenizer,
-    is_within_word,
 )

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer, models, normalizers
 from pipeline.config.schema import PipelineConfig, VocabularyConfig
 from pipeline.documents import Document
 from pipeline.settings import validate
-from pipeline.tokenizer import tokenizer as wordpieces
-from pipeline.tokenizer.tokenizer import WordTokenizer, is_within_word
+from pipeline.tokenizer import chunks
+from pipeline.tokenizer.chunks import is_within_word
+from pipeline.tokenizer.tokenizer import WordTokenizer
 from pipeline.vocabulary.train import count_words, given_vocabulary, train_tokenizer
 from tiny_text import FIRST_ID, SPECIAL_TOKENS, make_tokenizer
 
@@ -110,8 +111,8 @@ def test_any_text_is_tokenized_as_by_the_library(trained, sentences):
 
 
 def test_caches_of_bounded_size_change_nothing(trained, monkeypatch):
-    monkeypatch.setattr(wordpieces, "_MAX_CHUNKS", 3)
-    monkeypatch.setattr(wordpieces, "_MAX_WORDS", 2)
+    monkeypatch.setattr(chunks, "_MAX_CHUNKS", 3)
+    monkeypatch.setattr(chunks, "_MAX_WORDS", 2)
     for number in range(6):
         assert_as_library(trained[0], [f"the cat{number} sat", "on  the mat", "it's 3.14"])
 
@@ -294,8 +295,8 @@ def test_a_great_document_is_taken_in_runs(trained, monkeypatch):
     whole = [tokenizer.tokenize(Document("x", tuple(sentences))) for tokenizer in trained]
     lengths = [len(sentence) for sentence in sentences]
     for characters in (1, 50, lengths[0], sum(lengths) - 1, sum(lengths)):
-        monkeypatch.setattr(wordpieces, "_BLOCK_CHARACTERS", characters)
-        blocks = wordpieces._cut_blocks(sentences)
+        monkeypatch.setattr(chunks, "_BLOCK_CHARACTERS", characters)
+        blocks = chunks._cut_blocks(sentences)
         assert [each for block in blocks for each in block] == sentences
         assert all(sum(map(len, block[:-1])) <= characters for block in blocks)
         for tokenizer, before in zip(trained, whole, strict=True):
