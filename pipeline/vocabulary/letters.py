@@ -20,6 +20,8 @@ _FEW_MARKS = 0.001
 """A source may lose so many marks per character: words of another script that it mentions."""
 _MANY_MARKS, _SAMPLE_CHARACTERS = 0.01, 200_000
 """A source is refused before it is read if so many marks per character are lost in about so many characters of it."""
+_NAMED = {"ARABIC": "hamza and madda", "KANA": "the marks of voiced sounds"}
+"""What the marks of a script are, if they are not what most are."""
 _KANA = ("HIRAGANA", "KATAKANA")
 
 
@@ -112,8 +114,8 @@ def _describe(index: int, *, config: PipelineConfig, script: str, share: float) 
         remedy = "set vocabulary.strip_accents=false, with which vocabulary.lowercase=true keeps them"
         if path and not settings.train:
             remedy += f", if {path} was trained so; else give or train another vocabulary"
+    letters = _NAMED.get(script, "vowel signs, tones and others")
     return (
         f"sources.{index} ({source.called}): the vocabulary's normalisation removes {100 * share:.0f}% of the marks of "
-        f"the {script.title()} script, where they are letters (vowel signs, tones, voicing), so that different words "
-        f"become one; {remedy}"
+        f"the {script.title()} script, where they are letters ({letters}), so that different words become one; {remedy}"
     )
