@@ -135,7 +135,7 @@ class VocabularyConfig(Settings):
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None
-    """Remove accents; null: same as `lowercase`."""
+    """Remove accents; null: same as `lowercase`. Refused for text whose marks are letters, such as Hindi or Thai."""
     hangul: Literal["syllables", "jamo"] = "syllables"
     """Training: keep Hangul syllables whole, or split them into their letters, as the published uncased vocabularies
     do; jamo needs strip_accents. For a given vocabulary its entries decide."""

@@ -108,7 +108,7 @@ def _read_beginning(source: SourceConfig, *, splits: Sequence[Split]) -> list[st
 def _describe(index: int, *, config: PipelineConfig, script: str, share: float) -> str:
     settings, source = config.vocabulary, config.sources[index]
     path = settings.path or ""
-    if path.endswith(".json"):
+    if path.endswith(".json") and not settings.train:
         remedy = f"give a vocabulary that keeps them: {path} removes them itself"
     else:
         remedy = "set vocabulary.strip_accents=false, with which vocabulary.lowercase=true keeps them"

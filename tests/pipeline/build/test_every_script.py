@@ -122,6 +122,20 @@ def test_the_vocabulary_command_refuses_too(tmp_path: Path) -> None:
     assert not (tmp_path / "v.txt").exists()
 
 
+def test_a_given_tokenizer_that_loses_letters_is_named(tmp_path: Path) -> None:
+    text = write_documents(tmp_path / "text.txt", HINDI.split())
+    run(make_config(tmp_path, text, language="hi", vocabulary={"strip_accents": False}))
+    path = tmp_path / "tokenizer.json"
+    layout = json.loads((tmp_path / "out" / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    layout["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}]}
+    path.write_text(json.dumps(layout), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"give a vocabulary that keeps them: .*tokenizer\.json removes them itself"):
+        build(make_config(tmp_path / "again", text, vocabulary={"path": str(path), "size": 30_522}))
+    trained = {"path": str(tmp_path / "new.json"), "train": True, "algorithm": "bpe"}
+    with pytest.raises(ConfigError, match=r"set vocabulary\.strip_accents=false"):
+        build(make_config(tmp_path / "again", text, vocabulary=trained))
+
+
 def test_the_dry_run_refuses_too(tmp_path: Path) -> None:
     text = write_documents(tmp_path / "text.txt", HINDI.split())
     with pytest.raises(ConfigError, match="Devanagari"):
