@@ -6,10 +6,14 @@ Pure and picklable. The id of a document is a hash of its cleaned text alone, so
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ID_BYTES = 16
+CLAUSE_CHARACTERS = 30
+"""Words with more characters are counted as clauses: few words of any language are as long, but clauses without spaces
+are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,31 @@ class Drop:
 class Note(Drop):
     """An event that is counted although nothing is left out, such as a guessed encoding. The fields mean the same as in
     Drop."""
+
+
+@dataclass(slots=True)
+class TextLoss:
+    """Counts of what a tokenizer does not see of a text. Words and characters are those after normalization."""
+
+    unknown_characters: int = 0
+    """Characters whose word or piece becomes [UNK]."""
+    long_words: int = 0
+    """Words that become [UNK] because they are longer than the tokenizer allows (100 characters)."""
+    clause_characters: int = 0
+    """Characters in words of more than CLAUSE_CHARACTERS."""
+    marks: Counter[str] = field(default_factory=Counter)
+    """Marks (vowel signs, tones) by script, only of scripts that lose some."""
+    lost_marks: Counter[str] = field(default_factory=Counter)
+    """Those marks that the normalizer removes."""
+
+    def add(self, other: TextLoss) -> None:
+        """Add the counts of `other`."""
+        self.unknown_characters += other.unknown_characters
+        self.long_words += other.long_words
+        self.clause_characters += other.clause_characters
+        if other.marks:
+            self.marks += other.marks
+            self.lost_marks += other.lost_marks
 
 
 def shown_name(path: str | Path) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pipeline import storage
 from pipeline.dataset import Shard, SplitName
+from pipeline.documents import TextLoss
 
 NUM_EXAMPLES = 5
 WORD_PIECES = 8
@@ -26,7 +27,8 @@ LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
 NAMED = {"page_over_budget": 1_000}
 """Maps a reason of drops or notes to the number of examples kept. For all other reasons it is _DROP_EXAMPLES."""
-_BY_SOURCE = ("documents", "sentences", "characters")
+_BY_SOURCE = ("documents", "sentences", "characters", "unknown_characters", "long_words", "clause_characters")
+_SCRIPTS_BY_SOURCE = ("marks", "lost_marks")
 
 _ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")
 
@@ -35,12 +37,22 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """Holds the counts of what was read. Documents, sentences, characters and drops (items left out, by reason) are
-    counted by source, which is an index into the config's sources."""
+    """Holds the counts of what was read. Documents, sentences, characters, what the tokenizer does not see, and drops
+    (items left out, by reason) are counted by source, which is an index into the config's sources."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
+    unknown_characters: Counter[int] = field(default_factory=Counter)
+    """Characters by source whose word or piece became [UNK]."""
+    long_words: Counter[int] = field(default_factory=Counter)
+    """Words by source that became [UNK] because they are too long for the tokenizer."""
+    clause_characters: Counter[int] = field(default_factory=Counter)
+    """Characters by source in words so long that they are clauses (documents.CLAUSE_CHARACTERS)."""
+    marks: dict[int, Counter[str]] = field(default_factory=dict)
+    """By source and script, marks that are letters; only for scripts that lose some."""
+    lost_marks: dict[int, Counter[str]] = field(default_factory=dict)
+    """Those marks that the tokenizer's normalizer removed."""
     drops: dict[int, Counter[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     """The number of notes (events that are counted although nothing is left out), by reason."""
@@ -55,6 +67,16 @@ class ReadTally:
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
+    def count_loss(self, loss: TextLoss, *, source: int) -> None:
+        """Add `loss`, the counts of what the tokenizer does not see of a document. `source` is an index into the
+        config's sources."""
+        self.unknown_characters[source] += loss.unknown_characters
+        self.long_words[source] += loss.long_words
+        self.clause_characters[source] += loss.clause_characters
+        if loss.marks:
+            self.marks.setdefault(source, Counter()).update(loss.marks)
+            self.lost_marks.setdefault(source, Counter()).update(loss.lost_marks)
+
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
         """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one of them
         as an example if it is among the first few of this reason, ordered by `name`."""
@@ -66,8 +88,13 @@ class ReadTally:
         self.documents += other.documents
         self.sentences += other.sentences
         self.characters += other.characters
-        for source, drops in other.drops.items():
-            self.drops[source] = self.drops.get(source, Counter()) + drops
+        self.unknown_characters += other.unknown_characters
+        self.long_words += other.long_words
+        self.clause_characters += other.clause_characters
+        for name in ("drops", *_SCRIPTS_BY_SOURCE):
+            own: dict[int, Counter[str]] = getattr(self, name)
+            for source, counts in getattr(other, name).items():
+                own[source] = own.get(source, Counter()) + counts
         self.notes += other.notes
         for reason, examples in other.examples.items():
             self._add_examples(reason, examples)
@@ -278,10 +305,15 @@ def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
     """Return the tally that reads_to_tree turned into the JSON data `tree`. `folder` is the folder of the files of
     rejects (documents left out)."""
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
-    by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
+    by_source: dict[str, Any] = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
     drops = {int(source): Counter(counts) for source, counts in tree["drops"].items()}
-    return ReadTally(**by_source, drops=drops, notes=Counter(tree["notes"]), examples=examples, rejects=rejects)
+    by_script: dict[str, Any] = {
+        name: {int(source): Counter(counts) for source, counts in tree[name].items()} for name in _SCRIPTS_BY_SOURCE
+    }
+    return ReadTally(
+        **by_source, **by_script, drops=drops, notes=Counter(tree["notes"]), examples=examples, rejects=rejects
+    )
 
 
 def _rows_from_tree(tree: dict[str, Any]) -> RowTally:

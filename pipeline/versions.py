@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
+from pipeline.tokenizer import library_version
 
 CODE_VERSION = "5"
 """The version of our cleaning, pairing and masking. Raise it if the same input gives other bytes."""
@@ -29,6 +30,8 @@ def describe_code() -> dict[str, str]:
     """Return the hash of our code and the versions of Python and of libraries, by name. A worker on another machine
     makes the same bytes as this machine if this function returns the same there."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
+    if library_version() is not None:
+        libraries["icu4py"] = str(library_version())
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
 
@@ -37,6 +40,8 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
     """Return the versions of the libraries and of our own code that determine the data, by name."""
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
+    if config.dictionary_words:
+        libraries["icu4py"] = library_version() or "absent"
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
 
 

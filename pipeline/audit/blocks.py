@@ -63,7 +63,8 @@ class Facts:
     published is true if the published algorithm built the data set, so that its known quirks are notes, not faults.
     mask_sets is the number of mask sets of each row. masking is whole_word, token or span. draw is word if 80/10/10 is
     drawn once for each word, and piece if it is drawn for each piece. next_sentence is as in the config. most_passes
-    has, for each source, the largest number of passes over one document; it is empty if unknown.
+    has, for each source, the largest number of passes over one document; it is empty if unknown. dictionary_sources
+    has the sources whose words a dictionary found; token ids do not show where such words start.
     """
 
     published: bool
@@ -75,6 +76,7 @@ class Facts:
     draw: str
     masked_probability: float
     most_passes: tuple[int, ...] = ()
+    dictionary_sources: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,12 @@ def describe_set(manifest: Manifest) -> Facts:
             max(1, math.ceil(source.get("weight", 1.0) * config.get("passes", 1)))
             for source in manifest.statistics.get("sources", [])
         ),
+        dictionary_sources=tuple(
+            index
+            for index, source in enumerate(manifest.statistics.get("sources", []))
+            for language in source["language"].split(", ")
+            if {language, language.partition("-")[0]} & set(config.get("dictionary_words", []))
+        ),
     )
 
 

@@ -132,6 +132,7 @@ def _audit_block(
         return sound
     part = block.take(sound)
     starts, known = find_words(part, vocabulary=vocabulary, backend=backend)
+    known &= ~np.isin(part.source, facts.dictionary_sources)
     words = np.cumsum(starts)
     first_words = words[part.offsets[:-1] + part.first_length - 2] - words[part.offsets[:-1]]
     first_words = np.where(known, first_words, np.where(part.first_length <= 6, 1, 2))

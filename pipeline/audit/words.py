@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipeline.audit.blocks import Block, Bools, Vocabulary
+from pipeline.tokenizer import is_within_word
 
 SAMPLED_ROWS = 200
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
@@ -92,9 +93,13 @@ def _tokenize_again(block: Block, *, backend: Tokenizer) -> tuple[Bools, Bools]:
 
 def _mark(block: Block, starts: Bools, begin: int, end: int, *, backend: Any) -> bool:
     ids = block.ids[begin:end].tolist()
-    encoding = backend.encode(backend.decode(ids, skip_special_tokens=False), add_special_tokens=False)
+    text = backend.decode(ids, skip_special_tokens=False)
+    encoding = backend.encode(text, add_special_tokens=False)
     words = encoding.word_ids
     if encoding.ids != ids or None in words:
         return False
-    starts[begin:end] = [place == 0 or words[place] != words[place - 1] for place in range(len(words))]
+    starts[begin:end] = [
+        place == 0 or (words[place] != words[place - 1] and not is_within_word(text, encoding.offsets[place][0]))
+        for place in range(len(words))
+    ]
     return True

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Split
 from pipeline.instances import fewest_documents
-from pipeline.tokenizer import RARE_LETTERS, WordTokenizer
+from pipeline.tokenizer import DOTTED_I_LANGUAGES, RARE_LETTERS, WordTokenizer
 from pipeline.units import count_of
+from pipeline.vocabulary import has_dotted_i
 from pipeline.wikitext import language_codes
 
 _OF_COUNTRIES = {
@@ -39,6 +40,7 @@ def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> l
     """Return warnings of probable mistakes, one line each. `tokenizer` is the tokenizer of the given vocabulary, or
     None if a vocabulary will be trained."""
     found = list(_advise_on_languages(config.sources))
+    found += _advise_on_dotted_i(config)
     path = config.vocabulary.path
     if tokenizer is not None:
         found += _advise_on_training(config.vocabulary, size=tokenizer.vocab_size)
@@ -61,6 +63,19 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
             yield (
                 f"sources.{index}.language={code!r} is not the code of any Wikipedia, so sentences may be split by "
                 "English rules; give a code such as ko, ja, zh, de"
+            )
+
+
+def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
+    """Warn if Turkish is lower-cased among other languages: the saved tokenizer cannot know the language of a text."""
+    if not config.vocabulary.lowercase or has_dotted_i(config):
+        return
+    for index, source in enumerate(config.sources):
+        if source.language in DOTTED_I_LANGUAGES:
+            yield (
+                f"sources.{index}.language={source.language!r}: this build lower-cases its I to a dotless i, but the "
+                "saved tokenizer, which serves other languages too, to i; lower-case such text before you give it to "
+                "that, or set vocabulary.lowercase=false"
             )
 
 

@@ -38,6 +38,7 @@ from pipeline.tally import (
     results_to_tree,
 )
 from pipeline.tokenizer import WordTokenizer
+from pipeline.vocabulary import refuse_read_losses
 
 RESULT_NAME = "result.json"
 DROPPED_NAME = "near-duplicates"
@@ -150,7 +151,8 @@ class CountBuckets(_Step):
 
 class PlanShards(_Step):
     """A Beam step. From the counts of all buckets, it decides which bucket (group of documents) goes into which shard,
-    and yields the ShardPlan. Raises ValueError if a source gave no document."""
+    and yields the ShardPlan. Raises ValueError if a source gave no document, or if the tokenizer loses letters of a
+    source."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -159,6 +161,7 @@ class PlanShards(_Step):
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
             config = self.context.config
+            refuse_read_losses(config, read=tally)
             fewest = fewest_documents(config.next_sentence)
             whole_books = any(source.kind == "books" and source.unit == "book" for source in config.sources)
             plan = plan_shards(counts, buckets=self.context.buckets, fewest=fewest, whole_books=whole_books)

@@ -83,6 +83,7 @@ def spill_documents(
     types = id_type(context.vocabulary_size)
     cleaning = context.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
+    dictionary = context.config.has_dictionary(source.language)
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
         tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
@@ -108,7 +109,8 @@ def spill_documents(
                 drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
                 rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
-            document = replace(tokenizer.tokenize(item), source=number)
+            document, loss = tokenizer.tokenize_and_count(item, language=source.language, dictionary=dictionary)
+            document = replace(document, source=number)
             if not document.ids.size:
                 drop(item, "no_tokens", "nothing is left after normalisation")
                 continue
@@ -121,6 +123,7 @@ def spill_documents(
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
             tally.characters[split.source] += characters
+            tally.count_loss(loss, source=split.source)
             report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
     return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))

@@ -48,7 +48,15 @@ from pipeline.sources import ChangedInputError, list_changed, list_read_warnings
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
 from pipeline.units import count_of, describe_bytes
-from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
+from pipeline.vocabulary import (
+    check_dictionary,
+    check_name,
+    given_vocabulary,
+    open_vocabulary,
+    refuse_lost_letters,
+    trained_vocabulary,
+    vocabulary_name,
+)
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
@@ -79,6 +87,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             say(f"{output.root}: already complete, nothing to do")
             return read_manifest(output.root)
         say_what_is_read(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
+        if given is not None:
+            refuse_lost_letters(config, tokenizer=given, splits=inputs.splits)
         with open_cluster(config, most=most, say=say) as cluster:
             workers = workers if cluster is None else cluster.workers
             tokenizer = given or find_or_train_vocabulary(
@@ -96,7 +106,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         say_what_was_done(progress, context=context, num_splits=len(inputs.splits), resumes=output.resumes, say=say)
         check_labels(result, config=config)
         check_shortcuts(result, config=config)
-        for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
+        warnings = list_warnings(result, config=config, read=read)
+        for warning in [*list_read_warnings(config.sources, read=read), *warnings]:
             say(f"warning: {warning}")
         run = {name: identity[name] for name in ("inputs", "modified")}
         run |= {"workers": workers, "sources": to_tree(config)["sources"], "seconds": round(time.time() - started, 1)}
@@ -112,8 +123,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
 def check_paths(config: PipelineConfig) -> None:
     """Check paths in the config early. Raises ValueError if a source would read the build's own files, if rejects
-    (documents left out) cannot be written, or if the vocabulary to train has an invalid file name."""
+    (documents left out) cannot be written, if the vocabulary to train has an invalid file name, or if the library for
+    dictionary_words is absent."""
     refuse_own_files(config)
+    check_dictionary(config)
     rejects = config.cleaning.keep_rejects
     if rejects is not None and not storage.is_url(rejects):
         check_writable(Path(rejects), key="cleaning.keep_rejects")
@@ -167,7 +180,7 @@ def find_trained_vocabulary(
         storage.delete_tree(folder)  # files that a killed training left behind
         return None
     try:
-        tokenizer = WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+        tokenizer = open_vocabulary(config, path)
     except ValueError:
         tokenizer = None
     if tokenizer is None or tokenizer.vocabulary_hash != output.vocabulary_hash:

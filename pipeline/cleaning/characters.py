@@ -34,14 +34,12 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
     `keep_reserved` keeps the noncharacters U+FDD0-FDEF, which mark missing templates (pipeline/wikitext/scanner.py).
     """
-    if text.isascii():
-        if _ODD_ASCII.search(text) is None:
-            return text
-    elif not unicodedata.is_normalized("NFC", text):
-        text = unicodedata.normalize("NFC", text)
-    if len(text) > _WORTH_A_LOOK and not _has_odd(text):
+    if text.isascii() and _ODD_ASCII.search(text) is None:
         return text
-    return (_REMOVED_BUT_RESERVED if keep_reserved else _REMOVED).sub("", _LINE_BREAKS.sub("\n", text))
+    if len(text) <= _WORTH_A_LOOK or _has_odd(text):
+        text = (_REMOVED_BUT_RESERVED if keep_reserved else _REMOVED).sub("", _LINE_BREAKS.sub("\n", text))
+    # Only now, because an accent may follow its letter once what stood between them is gone.
+    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
 def _has_odd(text: str) -> bool:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from pipeline.config.dictionaries import check_dictionary_words
 from pipeline.config.engines import DaskConfig, EngineName, RayConfig
 from pipeline.config.wikitext import WikitextConfig
 from pipeline.settings import Settings, to_tree
@@ -148,7 +149,7 @@ class VocabularyConfig(Settings):
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None
-    """Remove accents; null: same as `lowercase`."""
+    """Remove accents; null: same as `lowercase`. Refused for text whose marks are letters, such as Hindi or Thai."""
     hangul: Literal["syllables", "jamo"] = "syllables"
     """Training: keep Hangul syllables whole, or split them into their letters, as the published uncased vocabularies
     do; jamo needs strip_accents. If a vocabulary is given, its entries decide."""
@@ -282,6 +283,10 @@ class PipelineConfig(Settings):
     """Largest number of masked positions in a row; null: masked_probability x max_seq_length, rounded up."""
     masking: Masking = "whole_word"
     """What is masked together: a whole word, a single token, or a span of words."""
+    dictionary_words: tuple[str, ...] = ()
+    """Languages whose words are found in ICU's dictionaries, because they are written without spaces: th, km, my, lo,
+    zh, ja or yue. Decides what is masked together, and what training of a vocabulary counts as a word; the ids of a
+    given vocabulary stay the same. Needs the extra `words`: pip install 'cloze[words]'."""
     replacement_draw: Literal["word", "piece"] | None = None
     """Whether [MASK], keep or replace (80/10/10) is drawn once for each word (or span), or for each piece. null: word
     in strict mode, piece in reference mode."""
@@ -344,6 +349,10 @@ class PipelineConfig(Settings):
         weights = {source.called: source.weight for source in self.sources}
         return tuple(weights[name] for name in self.source_names)
 
+    def has_dictionary(self, language: str) -> bool:
+        """Whether words of text in this language are found by a dictionary."""
+        return language in self.dictionary_words or language.partition("-")[0] in self.dictionary_words
+
     def _check_weights(self) -> None:
         weights: dict[str, float] = {}
         languages: dict[str, str] = {}
@@ -373,6 +382,7 @@ class PipelineConfig(Settings):
         sources = tuple(source.with_wikitext(self.wikitext) for source in self.sources)
         object.__setattr__(self, "sources", sources)  # readers get a source alone
         self._check_weights()
+        check_dictionary_words(self.dictionary_words, spoken=[source.language for source in self.sources])
         for name in self.download.bring:
             if name not in self.source_names:
                 raise ValueError(
@@ -394,6 +404,8 @@ class PipelineConfig(Settings):
             raise ValueError(
                 f"mode: reference has one mask set per pair, not masks_per_pair={self.masks_per_pair}; raise passes"
             )
+        if self.mode == "reference" and self.dictionary_words:
+            raise ValueError("mode: reference takes words from the tokenizer, as published; remove dictionary_words")
         if self.mode == "reference" and self.masking == "span":
             raise ValueError("mode: reference needs masking: whole_word or token, not span; set it")
         return self

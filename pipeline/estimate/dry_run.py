@@ -20,7 +20,7 @@ from pipeline.settings import ConfigError
 from pipeline.sources import list_splits
 from pipeline.storage import free_bytes
 from pipeline.units import count_of, describe_bytes
-from pipeline.vocabulary import given_vocabulary
+from pipeline.vocabulary import given_vocabulary, refuse_lost_letters
 
 
 def describe_build(
@@ -42,7 +42,9 @@ def describe_build(
     if is_finished(config.output):
         return
     refuse_few_books(config, splits=splits)
-    for advice in list_advice(config, tokenizer=given_vocabulary(config)):
+    given = given_vocabulary(config)
+    refuse_lost_letters(config, tokenizer=given, splits=splits)
+    for advice in list_advice(config, tokenizer=given):
         yield f"warning: {advice}"
     found = estimate(config, splits=splits, workers=workers)
     yield from format_estimate(found)

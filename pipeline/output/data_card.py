@@ -113,6 +113,11 @@ def _notes(manifest: Manifest) -> list[str]:
     if manifest.next_sentence == "random_document":
         notes.append("A second segment with label 1 comes from another document of the same shard.")
     weights = {source["name"]: source["weight"] for source in manifest.statistics["sources"]}
+    if words := manifest.config.get("dictionary_words"):
+        notes.append(
+            f"Words of {', '.join(words)}, which mask sets cover as a whole, were found by the dictionaries of ICU "
+            f"(icu4py {manifest.versions['icu4py']}). The ids do not depend on them."
+        )
     if any(weight != 1 for weight in weights.values()):
         notes.append(
             "A source's weight times the number of passes is the mean number of passes over its training documents; "
@@ -133,11 +138,15 @@ def _list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def _describe_text(text: Mapping[str, str]) -> str:
-    """Return a sentence that says how the tokenizer treats case, accents and Hangul. `text` has a word for each of
-    these (from tokenizer.describe_text)."""
-    case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
+    """Return a sentence that says how the tokenizer treats case, accents, Hangul and zero-width joiners. `text` has a
+    word for each of these (from tokenizer.describe_text)."""
+    case = {
+        "kept": "Cased: capital letters are kept",
+        "lowered": "Uncased: letters are lower-cased",
+        "lowered_dotted_i": "Uncased: letters are lower-cased as in Turkish (I becomes a dotless i)",
+    }[text["case"]]
     hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is split into jamo"}[text["hangul"]]
-    return f"{case}, accents are {text['accents']}, {hangul}."
+    return f"{case}, accents are {text['accents']}, {hangul}. Zero-width joiners are {text['joiners']}."
 
 
 def _size(rows: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import PipelineConfig
+from pipeline.config import DICTIONARY_LANGUAGES, PipelineConfig, SourceConfig
 from pipeline.dataset import (
     SCHEMA_VERSION,
     TOKEN_COUNTS_NAME,
@@ -27,6 +27,7 @@ from pipeline.dataset import (
     file_sha256,
     token_counts_schema,
 )
+from pipeline.documents import CLAUSE_CHARACTERS
 from pipeline.instances import NEXT, NOT_NEXT, OF_THE_TEXT
 from pipeline.output.data_card import render_card
 from pipeline.output.folder import CARD_NAME, REPORT_NAME, SUMMARY_NAME
@@ -36,7 +37,8 @@ from pipeline.output.summary import summarize_build
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets
 from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summarize_rows
-from pipeline.tokenizer import WordTokenizer, describe_text
+from pipeline.tokenizer import WordTokenizer, describe_text, longest_word
+from pipeline.units import count_of
 from pipeline.versions import hash_code, library_versions
 
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
@@ -48,9 +50,11 @@ chance (four standard deviations)."""
 _ENOUGH_TO_WARN = 1600
 """If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
 warns is narrower, so more labels are needed."""
+_MOST_CLAUSES = 0.1
+"""A build warns if a larger share of a source's characters is in words so long that they are clauses."""
 MOST_UNKNOWN = 0.01
-"""A build warns if [UNK] makes up a larger share of the text's tokens than this. A vocabulary trained on the text gives
-less than 0.001."""
+"""A build warns if [UNK] makes up a larger share of the text's tokens, or of a source's characters, than this. A
+vocabulary trained on the text gives less than 0.001."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -93,9 +97,12 @@ def _describe_labels(labels: Counter[int]) -> str:
     )
 
 
-def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+def list_warnings(result: BuildResult, *, config: PipelineConfig, read: ReadTally | None = None) -> list[str]:
     """Return a warning (one text each) for every result that is valid but probably not intended, such as documents of
-    one sentence."""
+    one sentence.
+
+    `read` has the counts of what was read. If it is None, the warnings about these counts are left out.
+    """
     tallies = result.tallies.values()
     documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
     words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
@@ -103,7 +110,8 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
     if config.masking != "token" and words == tokens > 0:
         found.append(
             f"masking: {config.masking} masks single tokens here, because each of the {words:,} words is one piece (as "
-            "Chinese characters are); segment the text into words, use a smaller vocabulary, or set masking=token"
+            "Chinese characters are); use a smaller vocabulary, set dictionary_words for a language without spaces, or "
+            "set masking=token"
         )
     unknown = sum(tally.unknown for tally in tallies)
     if unknown > MOST_UNKNOWN * tokens:
@@ -112,6 +120,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             "vocabulary lacks some of its characters (another language, script or case?); set another vocabulary.path, "
             "or train one on this text"
         )
+    found += _list_losses(read, config=config, is_known=unknown > MOST_UNKNOWN * tokens) if read is not None else []
     if config.next_sentence != "none" and sentences < 1.1 * documents:
         found.append(
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs split one sentence; "
@@ -127,6 +136,38 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
         )
     return found + list_shortcut_warnings(result, config=config)
+
+
+def _list_losses(read: ReadTally, *, config: PipelineConfig, is_known: bool) -> list[str]:
+    """Return a warning for each source with many characters in [UNK], or with clauses instead of words.
+
+    If `is_known`, a warning about [UNK] exists already, so only words that are too long are named.
+    """
+    found = []
+    for index, source in enumerate(config.sources):
+        name, characters = f"sources.{index} ({source.called})", read.characters[index]
+        unknown, longer = read.unknown_characters[index], read.long_words[index]
+        if unknown > MOST_UNKNOWN * characters and (longer or not is_known):
+            words = f", with {count_of(longer, 'word')} longer than {longest_word(config):,} characters" * (longer > 0)
+            found.append(
+                f"{name}: {unknown:,} of its {characters:,} characters are in [UNK] "
+                f"({100 * unknown / characters:.1f}%{words}); set another vocabulary.path, train one on this text, or "
+                f"{_words_remedy(source, config=config)}"
+            )
+        if read.clause_characters[index] > _MOST_CLAUSES * characters:
+            share = 100 * read.clause_characters[index] / characters
+            found.append(
+                f"{name}: {share:.0f}% of its characters are in words of more than {CLAUSE_CHARACTERS} characters, so "
+                f"words come out as clauses, which are masked as a whole; {_words_remedy(source, config=config)}"
+            )
+    return found
+
+
+def _words_remedy(source: SourceConfig, *, config: PipelineConfig) -> str:
+    language = source.language.partition("-")[0]
+    if language in DICTIONARY_LANGUAGES and not config.has_dictionary(source.language):
+        return f"set dictionary_words=[{language}], which finds words without spaces"
+    return "put spaces between the words if the language has none, or set masking=token"
 
 
 def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
@@ -199,7 +240,7 @@ def write_set(
         read=read,
         result=result,
         tokenizer=tokenizer,
-        warnings=list_warnings(result, config=config),
+        warnings=list_warnings(result, config=config, read=read),
         not_next_bounds=label_bounds(config),
         run=run,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.documents import CLAUSE_CHARACTERS
 from pipeline.units import count_of
 
 _STYLE = """
@@ -314,11 +315,17 @@ def _masking(facts: Mapping[str, Any], *, mask_sets: int) -> str:
 def _vocabulary(facts: Mapping[str, Any]) -> str:
     top = ", ".join(f"{entry['token']} ({entry['count']:,})" for entry in facts["most_frequent"])
     per_word = facts["tokens_per_word"]
+    lost = ", ".join(f"{each['lost']:,} of {each['found']:,} of {each['script']}" for each in facts["lost_marks"])
+    marks = f" Normalisation removes marks that are letters: {escape(lost)}." if lost else ""
     return (
         f"<p>{facts['used']:,} of {facts['entries']:,} entries (without special and unused ones) appear in the "
         f"training rows ({_percent(facts['used_share'])}), {facts['seldom']:,} of them fewer than 10 times. "
         f"{'no' if per_word is None else f'{per_word:.3f}'} tokens a word; {facts['unknown']:,} of "
-        f"{facts['text_tokens']:,} tokens of text are [UNK] ({_percent(facts['unknown_rate'], digits=3)}).</p>"
+        f"{facts['text_tokens']:,} tokens of text are [UNK] ({_percent(facts['unknown_rate'], digits=3)}). "
+        f"{facts['unknown_characters']:,} of the {facts['characters']:,} characters read are in [UNK] "
+        f"({_percent(facts['unknown_character_rate'], digits=3)}), with {count_of(facts['long_words'], 'word')} too "
+        f"long for the tokenizer. {_percent(facts['clause_character_rate'])} are in words of more than "
+        f"{CLAUSE_CHARACTERS} characters.{marks}</p>"
         f'<p class="note">The most frequent: {escape(top)}</p>'
     )
 

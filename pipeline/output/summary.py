@@ -71,7 +71,7 @@ def summarize_build(
             "shortcuts": summarize_shortcuts(result, config=config),
         },
         "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
-        "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
+        "vocabulary": {**summarize_vocabulary(result, tokenizer=tokenizer), **summarize_losses(reads)},
         "pairs": [describe_pair(example, reader=reader) for example in choose_examples(train.examples)],
         "config": shown_settings(manifest),
         "versions": dict(sorted(manifest.versions.items())),
@@ -135,6 +135,22 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
         "unknown_rate": _share(unknown, tokens),
         "most_frequent": [
             {"token": tokenizer.tokens[index], "count": int(counts[index])} for index in top if counts[index]
+        ],
+    }
+
+
+def summarize_losses(read: ReadTally) -> dict[str, Any]:
+    """Return what the tokenizer did not see of the text that was read, in characters; duplicates are included."""
+    characters, unknown = read.characters.total(), read.unknown_characters.total()
+    marks, lost = (sum(each.values(), Counter[str]()) for each in (read.marks, read.lost_marks))
+    return {
+        "characters": characters,
+        "unknown_characters": unknown,
+        "unknown_character_rate": _share(unknown, characters),
+        "long_words": read.long_words.total(),
+        "clause_character_rate": _share(read.clause_characters.total(), characters),
+        "lost_marks": [
+            {"script": script.title(), "found": marks[script], "lost": number} for script, number in lost.most_common()
         ],
     }
 

@@ -15,12 +15,21 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pipeline import storage
-from pipeline.config import VocabularyConfig
+from pipeline.config import PipelineConfig, VocabularyConfig
 
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECE_PREFIX = "##"
 MAX_WORD_CHARACTERS = 100
 """Longer words become [UNK], as in the `tokenizers` library (the original BERT code had 200)."""
+SPACELESS_WORD_CHARACTERS = 500
+"""The same limit if a dictionary finds the words of scripts without spaces, because a space ends only a clause there.
+The library takes up to 0.1 s for such a word, and eight times as much for one of twice the length."""
+DOTTED_I_LANGUAGES = frozenset(("tr", "az", "crh", "gag"))
+"""Languages in which the small letter of I has no dot, and the capital letter of i has one."""
+_DOTTED_I = {"I": "\u0131", "\u0130": "i"}
+DOTTED_I = str.maketrans(_DOTTED_I)
+_COMPOSED = ("\uac01", "\u00e9", "\u00c9", "\u304c", "\u1ec7", "\u0623")
+"""Composed characters: Hangul, Latin in both cases, kana, Vietnamese (two marks) and Arabic."""
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
@@ -49,8 +58,19 @@ def read_vocabulary(path: str | Path) -> list[str]:
     return lines
 
 
-def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bool | None, origin: str) -> Tokenizer:
+def build_wordpiece(
+    tokens: Sequence[str],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None,
+    origin: str,
+    dotted_i: bool = False,
+    max_word_characters: int = MAX_WORD_CHARACTERS,
+) -> Tokenizer:
     """Return BERT's WordPiece tokenizer for a list of tokens.
+
+    If `strip_accents` is None, accents are stripped if `lowercase` is true. `dotted_i` lower-cases I as Turkish does.
+    Words (between spaces and punctuation) of more than `max_word_characters` become [UNK].
 
     Stripping accents decomposes all characters (NFD), also Hangul syllables into jamo (letters). The text is composed
     again (NFC) if the vocabulary has composed characters. Vocabularies without composed characters, such as Google's
@@ -61,9 +81,9 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
     if missing:
         raise ValueError(f"{origin}: not a BERT vocabulary, it lacks {', '.join(missing)}; add them or train one")
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=max_word_characters))
     backend.normalizer = bert_normalizer(
-        lowercase=lowercase, strip_accents=strip_accents, recompose=any(map(is_composed, tokens))
+        lowercase=lowercase, strip_accents=strip_accents, recompose=any(map(is_composed, tokens)), dotted_i=dotted_i
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=PIECE_PREFIX)
@@ -71,52 +91,94 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
     return backend
 
 
-def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool) -> Any:
+def longest_word(config: PipelineConfig) -> int:
+    """Return the number of characters above which the tokenizer of a vocab.txt gives [UNK] for a word.
+
+    It is as published, except for vocabularies that this config trains for languages without spaces.
+    """
+    trains = config.vocabulary.train or config.vocabulary.path is None
+    return SPACELESS_WORD_CHARACTERS if trains and config.dictionary_words else MAX_WORD_CHARACTERS
+
+
+def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool, dotted_i: bool = False) -> Any:
     """Return BERT's normalizer, which removes control characters and puts spaces around Chinese characters. If
     `strip_accents` is None, accents are stripped if `lowercase` is true.
 
-    If accents are stripped and `recompose` is true, NFC (composition of characters) follows.
+    NFC (composition of characters) follows, as in the pipeline's cleaning. It is left out only if the normalizer strips
+    accents, which decomposes all characters, and `recompose` is false. With `dotted_i` and `lowercase`, I becomes a
+    dotless i first, as in Turkish.
     """
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
     )
     strips = lowercase if strip_accents is None else strip_accents
-    return normalizers.Sequence([bert, normalizers.NFC()]) if strips and recompose else bert
+    steps = [bert] if strips and not recompose else [bert, normalizers.NFC()]
+    if dotted_i and lowercase:
+        replaced = [normalizers.Replace(capital, small) for capital, small in _DOTTED_I.items()]
+        steps = [normalizers.NFC(), *replaced, *steps]  # a dot above or an accent stays with its I
+    return steps[0] if len(steps) == 1 else normalizers.Sequence(steps)
 
 
-def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
+def add_composition(backend: Tokenizer) -> None:
+    """Add NFC (composition of characters) to the normalizer of `backend`, unless decomposed text gives the same anyway.
+
+    The pipeline's text is always in NFC, so the ids of a data set do not change. But a model may meet other text later.
+    """
+    normalizer = backend.normalizer
+    if normalizer is not None and all(
+        normalizer.normalize_str(text) == normalizer.normalize_str(unicodedata.normalize("NFD", text))
+        for text in _COMPOSED
+    ):
+        return
+    nfc = normalizers.NFC()
+    if normalizer is None:
+        backend.normalizer = nfc
+    elif json.loads(backend.to_str())["normalizer"]["type"] == "BertNormalizer":
+        backend.normalizer = normalizers.Sequence([normalizer, nfc])  # as bert_normalizer has it
+    else:
+        backend.normalizer = normalizers.Sequence([nfc, normalizer])
+
+
+def word_rules(settings: VocabularyConfig, *, dotted_i: bool = False) -> tuple[Any | None, Any]:
     """Return (normalizer, pre-tokenizer), the library's objects for training a vocabulary.
 
-    Stripping accents decomposes characters, also Hangul syllables into jamo (letters). Afterwards the text is composed
-    again, unless the settings ask for jamo.
+    `dotted_i` as in bert_normalizer. Stripping accents decomposes characters, also Hangul syllables into jamo
+    (letters). Afterwards the text is composed again, unless the settings ask for jamo.
     """
     if settings.algorithm != "byte_level_bpe":
         normalizer = bert_normalizer(
-            lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=settings.hangul == "syllables"
+            lowercase=settings.lowercase,
+            strip_accents=settings.strip_accents,
+            recompose=settings.hangul == "syllables",
+            dotted_i=dotted_i,
         )
         return normalizer, pre_tokenizers.BertPreTokenizer()
     strips = settings.lowercase if settings.strip_accents is None else settings.strip_accents
     composed = [normalizers.NFC()] if settings.hangul == "syllables" else []
     steps: list[Any] = [normalizers.NFD(), normalizers.StripAccents(), *composed] if strips else [normalizers.NFC()]
     if settings.lowercase:
-        steps.append(normalizers.Lowercase())
+        replaced = [normalizers.Replace(capital, small) for capital, small in _DOTTED_I.items()]
+        steps = [*([normalizers.NFC(), *replaced] if dotted_i else []), *steps, normalizers.Lowercase()]
     return normalizers.Sequence(steps), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
 
 
 def describe_text(backend: Tokenizer) -> dict[str, str]:
     """Return how the tokenizer treats text, found by trying single characters.
 
-    The dict has the keys case ("lowered" or "kept"), accents ("removed" or "kept") and hangul ("syllables" or "jamo").
+    The dict has the keys case ("kept", "lowered", or "lowered_dotted_i" if as in Turkish), accents ("removed" or
+    "kept"), hangul ("syllables" or "jamo") and joiners (the zero-width joiner and non-joiner: "removed" or "kept").
     """
 
     def normalize(text: str) -> str:
         return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
 
     accent = unicodedata.normalize("NFC", normalize("\u00e9"))
+    lowered = "lowered" if normalize("I") != _DOTTED_I["I"] else "lowered_dotted_i"
     return {
-        "case": "kept" if normalize("A") == "A" else "lowered",
+        "case": "kept" if normalize("A") == "A" else lowered,
         "accents": "kept" if accent == "\u00e9" else "removed",
         "hangul": "syllables" if normalize("\uac00") == "\uac00" else "jamo",
+        "joiners": "kept" if "\u200c" in normalize("a\u200cb") else "removed",
     }
 
 
@@ -177,7 +239,11 @@ def save_tokenizer(
     folder.mkdir(parents=True, exist_ok=True)
     layout = json.loads(backend.to_str())
     normalizer = layout["normalizer"] or {}
-    is_bert = layout["model"]["type"] == "WordPiece" and normalizer.get("type") == "BertNormalizer"
+    is_bert = (
+        layout["model"]["type"] == "WordPiece"
+        and normalizer.get("type") == "BertNormalizer"
+        and layout["model"]["max_input_chars_per_word"] == MAX_WORD_CHARACTERS
+    )
     config: dict[str, Any] = {
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

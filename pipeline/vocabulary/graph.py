@@ -23,8 +23,9 @@ from pipeline.documents import Document, Split
 from pipeline.runtime import WorkReport, report_failure
 from pipeline.sources import read_documents
 from pipeline.tally import join_paths
-from pipeline.tokenizer import word_rules
-from pipeline.vocabulary.word_counts import Run, WordCounter, join_most_common, write_most_common
+from pipeline.tokenizer import DOTTED_I, DOTTED_I_LANGUAGES, word_rules
+from pipeline.vocabulary.letters import has_dotted_i
+from pipeline.vocabulary.word_counts import JOINT_SIDES, Run, WordCounter, join_most_common, write_most_common
 
 WORDS_NAME = "words.tsv"
 GROUP_BYTES = 1 << 20
@@ -122,11 +123,19 @@ def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
 
     Return the runs (ranges of files) that hold the counts.
     """
-    normalizer, splitter = word_rules(context.config.vocabulary)
+    settings = context.config.vocabulary
+    normalizer, splitter = word_rules(settings, dotted_i=has_dotted_i(context.config))
+    lowers_i = settings.lowercase and not has_dotted_i(context.config)
     name = Path(splits[0].path).name[:40]
     with (
         WorkReport(context.exchange, stage="read") as report,
-        WordCounter(normalizer=normalizer, splitter=splitter, folder=context.folder, name=name) as counter,
+        WordCounter(
+            normalizer=normalizer,
+            splitter=splitter,
+            folder=context.folder,
+            name=name,
+            joint=JOINT_SIDES[settings.algorithm],
+        ) as counter,
     ):
         num_bytes = sum(split.num_bytes for split in splits)
         report.add(of_bytes=num_bytes, of_text=sum(split.text_bytes for split in splits))
@@ -135,7 +144,11 @@ def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
             documents = DocumentFilter(context.config.cleaning, source=source)
             for document in read_documents(split, source):
                 if isinstance(document, Document) and documents.reject(document) is None:
-                    counter.add(document.sentences)
+                    sentences: Iterable[str] = document.sentences
+                    if lowers_i and source.language in DOTTED_I_LANGUAGES:
+                        sentences = [sentence.translate(DOTTED_I) for sentence in sentences]
+                    dictionary = source.language if context.config.has_dictionary(source.language) else ""
+                    counter.add(sentences, dictionary=dictionary)
                     report.add(documents=1, characters=sum(map(len, document.sentences)))
         report.add(bytes=num_bytes)
         return counter.finish()

@@ -16,6 +16,7 @@ from tokenizers import pre_tokenizers
 
 from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX
 from pipeline.vocabulary.merges import Criterion, MergeTable
+from pipeline.vocabulary.word_counts import JOINT
 
 LAYOUT = ("[PAD]", *(f"[unused{number}]" for number in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first 104 entries of every vocabulary, as in BERT's."""
@@ -101,10 +102,13 @@ def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[lis
 
     The rarest characters, and the words that contain one of them, are left out. These characters make up at most 1 in
     100,000 of the text, or 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet
-    always has every byte.
+    always has every byte. A word with JOINT is within a clause: its first character has the ## of WordPiece too, its
+    last one no end of BPE.
     """
-    words = sorted(word for word, count in word_counts.items() if word and count > 0)
-    counts = np.array([word_counts[word] for word in words], np.int64)
+    spelled_words = sorted(word for word, count in word_counts.items() if word.strip(JOINT) and count > 0)
+    counts = np.array([word_counts[word] for word in spelled_words], np.int64)
+    words = [word.strip(JOINT) for word in spelled_words]
+    within = np.array([len(word) for word in words], np.int64) < [len(word) for word in spelled_words]
     lengths = np.array([len(word) for word in words], np.int64)
     characters = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.int64)
     weight = np.repeat(counts, lengths)
@@ -112,9 +116,9 @@ def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[lis
     marked = np.zeros(characters.size, np.int64)
     if kind == "wordpiece":
         marked[:] = 1
-        marked[stops - lengths] = 0
+        marked[(stops - lengths)[~within]] = 0
     elif kind == "bpe":
-        marked[stops - 1] = 1
+        marked[(stops - 1)[~within]] = 1
     codes, spelled = np.unique(characters * 2 + marked, return_inverse=True)
     symbols = [_symbol(chr(code >> 1), marked=bool(code & 1), kind=kind) for code in codes.tolist()]
     if kind == "byte_level_bpe":

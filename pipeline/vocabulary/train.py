@@ -23,12 +23,26 @@ from pipeline.documents import Split
 from pipeline.engines import DaskCluster
 from pipeline.runtime import ProgressPrinter, local_notes, names_runner, scratch_folder, temporary_below
 from pipeline.settings import ConfigError
-from pipeline.tokenizer import BERT_SPECIAL, END_OF_WORD, WordTokenizer, build_wordpiece, finish, word_rules
+from pipeline.tokenizer import (
+    BERT_SPECIAL,
+    END_OF_WORD,
+    MAX_WORD_CHARACTERS,
+    WordTokenizer,
+    add_composition,
+    build_wordpiece,
+    finish,
+    has_library,
+    longest_word,
+    word_rules,
+)
+from pipeline.vocabulary.letters import has_dotted_i, refuse_lost_letters
 from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
-from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
+from pipeline.vocabulary.word_counts import JOINT, TOO_LONG, WordCounter, most_common, read_words
 
 MAX_WORDS = 500_000
 """Most different words that a vocabulary is trained on. If the text has more, the most frequent words are used."""
+_MANY_TOO_LONG = 0.01
+"""Training warns if a larger share of the characters is in words that are too long to be counted."""
 _BYTES_WORTH_A_WORKER = 4 << 20
 """Fewest bytes of text for each worker process. With less text another process would not pay, because it takes seconds
 to start."""
@@ -43,21 +57,34 @@ def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict
     with tempfile.TemporaryDirectory() as folder:
         counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
         counter.add(sentences)
-        return most_common(counter.finish(), folder=Path(folder), limit=MAX_WORDS)
+        counts = most_common(counter.finish(), folder=Path(folder), limit=MAX_WORDS)
+    counts.pop(TOO_LONG, None)
+    return counts
 
 
-def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfig) -> Tokenizer:
+def train_tokenizer(
+    word_counts: Mapping[str, int],
+    *,
+    settings: VocabularyConfig,
+    dotted_i: bool = False,
+    max_word_characters: int = MAX_WORD_CHARACTERS,
+) -> Tokenizer:
     """Train a subword vocabulary with the configured algorithm, and return a tokenizer that uses it.
 
-    Raises ValueError if settings.size is too small for the alphabet. Logs a warning if the text yields fewer tokens
-    than settings.size.
+    `dotted_i` and `max_word_characters` are as in build_wordpiece. Raises ValueError if settings.size is too small for
+    the alphabet. Logs a warning if the text yields fewer tokens than settings.size.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
             word_counts, size=settings.size, criterion=settings.criterion, min_pair_count=settings.min_pair_count
         )
         return build_wordpiece(
-            tokens, lowercase=settings.lowercase, strip_accents=settings.strip_accents, origin="trained vocabulary"
+            tokens,
+            lowercase=settings.lowercase,
+            strip_accents=settings.strip_accents,
+            origin="trained vocabulary",
+            dotted_i=dotted_i,
+            max_word_characters=max_word_characters,
         )
     byte_level = settings.algorithm == "byte_level_bpe"
     subwords = train_bpe(word_counts, size=settings.size, byte_level=byte_level, min_pair_count=settings.min_pair_count)
@@ -68,7 +95,7 @@ def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfi
     else:
         backend = Tokenizer(models.BPE(vocabulary, subwords.merges, unk_token="[UNK]", end_of_word_suffix=END_OF_WORD))
         backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
-    normalizer, splitter = word_rules(settings)
+    normalizer, splitter = word_rules(settings, dotted_i=dotted_i)
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = splitter
@@ -92,16 +119,26 @@ def train_vocabulary(
     """
     settings = config.vocabulary
     check_name(Path(path), settings=settings)
+    check_dictionary(config)
+    dotted_i = has_dotted_i(config)
+    refuse_lost_letters(config, tokenizer=None, splits=splits)
     parent = storage.parent_of(path)
     storage.make_folder(parent)
     started = time.monotonic()
     with scratch_folder(parent, prefix=".words-") as folder:
         counts = count_sources(config, splits=splits, folder=folder, beam_options=beam_options, cluster=cluster)
+    too_long = counts.pop(TOO_LONG, 0)
     words = sum(counts.values())
+    if too_long > _MANY_TOO_LONG * (too_long + sum(len(word) * count for word, count in counts.items())):
+        _logger.warning(
+            "warning: %d characters are in words of more than %d characters, which cannot be counted (clauses without "
+            "spaces?); if the language is written without spaces, name it in dictionary_words",
+            *(too_long, MAX_WORD_CHARACTERS),
+        )
     if not words:
         raise ValueError("the sources contain no words to train a vocabulary on; check sources.*.path and kind")
     counted = time.monotonic()
-    backend = train_tokenizer(counts, settings=settings)
+    backend = train_tokenizer(counts, settings=settings, dotted_i=dotted_i, max_word_characters=longest_word(config))
     vocabulary = backend.get_vocab()
     if Path(path).suffix == ".json":
         text = backend.to_str(pretty=True) + "\n"
@@ -161,10 +198,10 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
     total = pieces = unknown = 0
     unk = backend.token_to_id("[UNK]")
     for word, count in word_counts.items():
-        ids = [token.id for token in backend.model.tokenize(word)]
+        ids = [token.id for token in backend.model.tokenize(word.strip(JOINT))]
         total += count
         pieces += count * len(ids)
-        unknown += count * (unk in ids)
+        unknown += count * (unk in ids and JOINT not in word)  # within a clause a word may have other pieces
     return pieces / max(1, total), unknown / max(1, total)
 
 
@@ -184,7 +221,30 @@ def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
     settings = config.vocabulary
     if settings.path is None or (settings.train and not storage.exists(settings.path)):
         return None
-    return WordTokenizer.from_path(settings.path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+    tokenizer = open_vocabulary(config, settings.path)
+    add_composition(tokenizer.backend)
+    return WordTokenizer(tokenizer.backend, origin=settings.path)
+
+
+def open_vocabulary(config: PipelineConfig, path: str | Path) -> WordTokenizer:
+    """Return the tokenizer of a vocab.txt or tokenizer.json, with the config's treatment of text for a vocab.txt."""
+    settings = config.vocabulary
+    return WordTokenizer.from_path(
+        path,
+        lowercase=settings.lowercase,
+        strip_accents=settings.strip_accents,
+        dotted_i=has_dotted_i(config),
+        max_word_characters=longest_word(config),
+    )
+
+
+def check_dictionary(config: PipelineConfig) -> None:
+    """Raise ConfigError if words must be found by a dictionary, but the library for it is absent."""
+    if config.dictionary_words and not has_library():
+        raise ConfigError(
+            f"dictionary_words={list(config.dictionary_words)} needs the package icu4py, which is not installed: "
+            "pip install 'cloze[words]', or remove dictionary_words"
+        )
 
 
 def trained_vocabulary(
@@ -205,7 +265,7 @@ def trained_vocabulary(
     path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
     train_vocabulary(config, splits=splits, path=path, beam_options=beam_options, cluster=cluster)
-    return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+    return open_vocabulary(config, path)
 
 
 def vocabulary_name(config: PipelineConfig) -> str:

@@ -10,21 +10,36 @@ from __future__ import annotations
 import heapq
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from zlib import crc32
 
+from tokenizers import decoders, pre_tokenizers
+
 from pipeline import storage
+from pipeline.tokenizer import Dictionary
 
 MAX_WORD_CHARACTERS = 100
 """Longer words are not counted; WordPiece maps them to [UNK]."""
+JOINT = "\x1f"
+"""Marks a word within a clause without spaces, at the side where its pieces must show that the clause goes on: in front
+for WordPiece (##), behind for BPE (no end of a word). No text has this control character after cleaning."""
+TOO_LONG = JOINT
+"""The entry that counts the characters of words that are too long to be counted."""
 NUM_PARTS = 32
 _MAX_ENTRIES = 500_000
 _MAX_OPEN_RUNS = 64
+
+JointSide: TypeAlias = Literal["before", "after", "none"]
+_FROM_BYTES = decoders.ByteLevel()
+_TO_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+JOINT_SIDES: dict[str, JointSide] = {"wordpiece": "before", "bpe": "after", "byte_level_bpe": "none"}
+"""By algorithm of the vocabulary; words in bytes need no mark."""
 
 Entry = tuple[bytes, int]
 """A word in UTF-8 and its count. UTF-8 bytes sort in the order of code points."""
@@ -51,11 +66,22 @@ class WordCounter:
     """
 
     def __init__(
-        self, *, normalizer: Any | None, splitter: Any, folder: str | Path, name: str, max_entries: int = _MAX_ENTRIES
+        self,
+        *,
+        normalizer: Any | None,
+        splitter: Any,
+        folder: str | Path,
+        name: str,
+        joint: JointSide = "none",
+        max_entries: int = _MAX_ENTRIES,
     ) -> None:
+        """`joint` is the side at which words within a clause without spaces are marked with JOINT."""
+        self._joint = joint
         self._normalizer, self._splitter = normalizer, splitter
         self._folder, self._name, self._max_entries = str(folder), name, max_entries
-        self._chunks: Counter[str] = Counter()
+        self._chunks: dict[str, Counter[str]] = {}
+        """Text between spaces, by language of the dictionary; "" without a dictionary."""
+        self._dictionaries: dict[str, Dictionary] = {}
         self._words: Counter[str] = Counter()
         self._runs: list[Run] = []
         self._files: list[str] = []
@@ -67,11 +93,15 @@ class WordCounter:
         if kind is not None:
             remove_files(self._files)
 
-    def add(self, sentences: Iterable[str]) -> None:
-        """Count the words of sentences. A space always ends a word, with any pre-tokenizer."""
+    def add(self, sentences: Iterable[str], *, dictionary: str = "") -> None:
+        """Count the words of sentences. A space always ends a word, with any pre-tokenizer.
+
+        `dictionary` is the language of a dictionary that finds words in scripts without spaces; "" for none.
+        """
+        chunks = self._chunks.setdefault(dictionary, Counter())
         for sentence in sentences:
-            self._chunks.update(sentence.split(" "))
-        if len(self._chunks) > self._max_entries:
+            chunks.update(sentence.split(" "))
+        if sum(map(len, self._chunks.values())) > self._max_entries:
             self._split_chunks()
 
     def finish(self) -> list[Run]:
@@ -82,14 +112,39 @@ class WordCounter:
         return self._runs
 
     def _split_chunks(self) -> None:
-        for chunk, count in self._chunks.items():
-            text = chunk if self._normalizer is None else self._normalizer.normalize_str(chunk)
-            for word, _ in self._splitter.pre_tokenize_str(text):
-                if len(word) <= MAX_WORD_CHARACTERS:
-                    self._words[word] += count
-            if len(self._words) > self._max_entries:
-                self._write_runs()
+        for language, chunks in self._chunks.items():
+            cut = self._cutter(language)
+            for chunk, count in chunks.items():
+                text = chunk if self._normalizer is None else self._normalizer.normalize_str(chunk)
+                for word in cut([word for word, _ in self._splitter.pre_tokenize_str(text)]):
+                    if len(word) <= MAX_WORD_CHARACTERS:
+                        self._words[word] += count
+                    else:
+                        self._words[TOO_LONG] += count * len(word)
+                if len(self._words) > self._max_entries:
+                    self._write_runs()
         self._chunks.clear()
+
+    def _cutter(self, language: str) -> Callable[[list[str]], list[str]]:
+        """Return a function that cuts words, which follow each other without a space, into words of a dictionary."""
+        if not language:
+            return lambda words: words
+        dictionary = self._dictionaries.setdefault(language, Dictionary(language))
+        if self._joint == "none":
+            return partial(_cut_bytes, dictionary=dictionary)
+        front, behind = JOINT * (self._joint == "before"), JOINT * (self._joint == "after")
+
+        def cut(words: list[str]) -> list[str]:
+            if all(map(str.isascii, words)):
+                return words
+            parts = dictionary.cut(words)
+            return [
+                front * (place > 0) + part + behind * (place < len(found) - 1)
+                for found in parts
+                for place, part in enumerate(found)
+            ]
+
+        return cut
 
     def _write_runs(self) -> None:
         parts: list[list[Entry]] = [[] for _ in range(NUM_PARTS)]
@@ -105,6 +160,16 @@ class WordCounter:
                     start = file.tell()
                     file.writelines(map(_line, sorted(entries)))
                     self._runs.append(Run(path, start, file.tell(), number))
+
+
+def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
+    """Cut words that are spelled in bytes, with a space in front of the first word of a clause only."""
+    cut: list[str] = []
+    for word, parts in zip(words, dictionary.cut([_FROM_BYTES.decode([word]) for word in words]), strict=True):
+        if parts[0] == " " and len(parts) > 1:
+            parts[:2] = [" " + parts[1]]
+        cut += [word] if len(parts) == 1 else [_TO_BYTES.pre_tokenize_str(part)[0][0] for part in parts]
+    return cut
 
 
 def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:

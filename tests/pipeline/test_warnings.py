@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models
 
 from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.config.schema import SourceConfig
-from pipeline.documents import Split
+from pipeline.documents import Split, TextLoss
 from pipeline.output.publish import list_warnings
-from pipeline.tally import BuildResult, RowTally
+from pipeline.tally import BuildResult, ReadTally, RowTally
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from tiny_text import make_config, make_tokenizer
 
@@ -49,6 +49,29 @@ def test_a_vocabulary_of_another_script_is_named() -> None:
     assert "8 of the 700 tokens of the text are [UNK] (1.1%)" in found
     assert "vocabulary.path" in found
     assert not list_warnings(result(**counts, unknown=7), config=make_config())
+
+
+@pytest.mark.parametrize(
+    ("language", "unknown", "longer", "clauses", "expected"),
+    [
+        ("en", 10, 0, 100, []),
+        ("en", 11, 0, 0, ["11 of its 1,000 characters are in [UNK] (1.1%); .* put spaces between the words"]),
+        ("th", 11, 2, 0, ["(1.1%, with 2 words longer than 100 characters); .* set dictionary_words=[th]"]),
+        ("th", 0, 0, 101, ["10% of its characters are in words of more than 30 .* set dictionary_words=[th]"]),
+        ("bo", 0, 0, 101, ["come out as clauses, .* put spaces between the words"]),
+    ],
+)
+def test_lost_characters_and_clauses_are_named(
+    language: str, unknown: int, longer: int, clauses: int, expected: list[str]
+) -> None:
+    config = make_config(sources=(SourceConfig(kind="text", path="x", language=language),))
+    read = ReadTally(characters=Counter({0: 1_000}))
+    read.count_loss(TextLoss(unknown_characters=unknown, long_words=longer, clause_characters=clauses), source=0)
+    found = list_warnings(result(documents=2, sentences=9, words=50, document_tokens=51), config=config, read=read)
+    assert len(found) == len(expected)
+    for line, words in zip(found, expected, strict=True):
+        assert line.startswith(f"sources.0 (text-{language}): ")
+        assert all(part in line for part in words.split(" .* "))
 
 
 @pytest.mark.parametrize(

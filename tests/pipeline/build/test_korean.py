@@ -62,7 +62,12 @@ def test_korean_builds_with_a_trained_cased_vocabulary(shared_data: Path, tmp_pa
     assert sorted(manifest.sources) == ["korquad", "law", "nsmc", "ud"]
     for split in ("train", "validation"):
         assert manifest.statistics["splits"][split]["unknown_rate"] < 0.001
-    assert manifest.statistics["text"] == {"case": "kept", "accents": "kept", "hangul": "syllables"}
+    assert manifest.statistics["text"] == {
+        "case": "kept",
+        "accents": "kept",
+        "hangul": "syllables",
+        "joiners": "removed",
+    }
     assert all(source["rows"] > 0 for source in manifest.statistics["sources"])
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "Cased: capital letters are kept, accents are kept, Hangul syllables are whole." in card

@@ -43,7 +43,9 @@ def language_of(path: Path) -> str:
 
 def build_dumps(folder: Path, paths: list[Path], *, said: list[str] | None = None) -> Manifest:
     sources = [{"kind": "wikipedia", "path": str(path), "language": language_of(path)} for path in paths]
-    return build(make_config(folder, sources=sources), say=(said if said is not None else []).append)
+    vocabulary = {"path": str(folder / "vocab.txt"), "strip_accents": False}  # which the marks of many scripts need
+    config = make_config(folder, sources=sources, vocabulary=vocabulary)
+    return build(config, say=(said if said is not None else []).append)
 
 
 def num_documents(manifest: Manifest) -> int:

@@ -129,6 +129,8 @@ def test_controls_go_joiners_and_line_breaks_stay() -> None:
     )
     assert normalize_text("a\r\nb\rc\u2028d\x0ce") == "a\nb\nc\nd\ne"
     assert normalize_text("e\u0301") == "\xe9"
+    assert normalize_text("e\xad\u0301 \u1112\u200b\u1161") == "\xe9 \ud558"  # what stood between them is removed
+    assert normalize_text(long := "ab " * 1_000 + "e\xad\u0301") == long[:-3] + "\xe9"
     assert normalize_text("a\ufdd0b") == "ab"
     assert normalize_text("\xe9\ufdd0b", keep_reserved=True) == "\xe9\ufdd0b"
     assert normalize_line(" a \t\u00a0 b\n c ") == "a b c"

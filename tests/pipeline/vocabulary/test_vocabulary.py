@@ -239,11 +239,17 @@ def test_hangul_is_kept_whole_or_taken_apart_by_a_setting(tmp_path):
     word = "\uac00\ub098"
     for algorithm in ("wordpiece", "bpe", "byte_level_bpe"):
         for hangul, expected in (("syllables", "\uac00\ub098"), ("jamo", "\u1100\u1161\u1102\u1161")):
+            joiners = "kept" if algorithm == "byte_level_bpe" else "removed"
             config = VocabularyConfig(size=104 + 256 + 9, algorithm=algorithm, hangul=hangul)
             counts = count_words([f"{word} Caf\u00e9"], settings=config)
             backend = train_tokenizer(counts, settings=config)
             assert backend.normalizer.normalize_str(word + "\u00e9") == expected + "e"
-            assert describe_text(backend) == {"case": "lowered", "accents": "removed", "hangul": hangul}
+            assert describe_text(backend) == {
+                "case": "lowered",
+                "accents": "removed",
+                "hangul": hangul,
+                "joiners": joiners,
+            }
             assert measure(backend, counts)[1] == 0
     config = VocabularyConfig(size=130, hangul="jamo")
     backend = train_tokenizer(count_words([word], settings=config), settings=config)
@@ -257,7 +263,7 @@ def test_hangul_is_kept_whole_or_taken_apart_by_a_setting(tmp_path):
 def test_cased_text_keeps_case_and_accents():
     cased = VocabularyConfig(size=130, lowercase=False)
     backend = train_tokenizer(count_words(["Caf\u00e9 \uac00"], settings=cased), settings=cased)
-    assert describe_text(backend) == {"case": "kept", "accents": "kept", "hangul": "syllables"}
+    assert describe_text(backend) == {"case": "kept", "accents": "kept", "hangul": "syllables", "joiners": "removed"}
 
 
 def test_korean_corpus_has_no_unknown_words(shared_data):
@@ -377,6 +383,22 @@ def test_a_vocabulary_that_cannot_be_written_leaves_nothing(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"v\.txt: cannot be written \(Is a directory\)"):
         train(config_for(corpus, tmp_path / "v.txt"), path=tmp_path / "v.txt")
     assert not list(tmp_path.glob(".v.txt.*"))
+
+
+def test_words_too_long_to_count_are_warned_of(tmp_path, caplog):
+    """Clauses without spaces, of more than 100 characters, would be [UNK] without a word."""
+    text = tmp_path / "text.txt"
+    text.write_text("ab ba " * 40 + "a" * 101 + "\n", encoding="utf-8")
+    config = PipelineConfig(
+        sources=(SourceConfig(kind="text", path=str(text)),),
+        vocabulary=VocabularyConfig(path=str(tmp_path / "v.txt"), train=True, size=120),
+        output=str(tmp_path / "out"),
+        workers=1,
+    )
+    train_vocabulary(config, splits=list_splits(config.sources), path=tmp_path / "v.txt")
+    (warning,) = [record.getMessage() for record in caplog.records if "cannot be counted" in record.getMessage()]
+    assert warning.startswith("warning: 101 characters are in words of more than 100 characters")
+    assert "dictionary_words" in warning
 
 
 def test_sources_without_words_are_refused(tmp_path):

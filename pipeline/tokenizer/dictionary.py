@@ -1,0 +1,91 @@
+"""Finds words in scripts that are written without spaces, with the dictionaries of ICU (Thai, Lao, Khmer, Burmese, Han,
+kana).
+
+It needs the package icu4py, which brings ICU itself: `pip install 'cloze[words]'`. 2 to 5 million characters a second.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+
+LIBRARY = "icu4py"
+BY_TOKENIZER, START, INSIDE = 0, 1, 2
+_SPACELESS = (
+    *((0x0E00, 0x0E7F), (0x0E80, 0x0EFF), (0x1000, 0x109F), (0xA9E0, 0xA9FF), (0xAA60, 0xAA7F), (0x1780, 0x17FF)),
+    *((0x3005, 0x3007), (0x3031, 0x3035), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F)),
+    *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
+)
+
+
+def has_library() -> bool:
+    """Whether icu4py is installed."""
+    return library_version() is not None
+
+
+@cache
+def library_version() -> str | None:
+    """Return the version of icu4py, which decides the version of ICU and its dictionaries; None if it is absent."""
+    try:
+        return version(LIBRARY)
+    except PackageNotFoundError:
+        return None
+
+
+class Dictionary:
+    """Finds words of one language (a code such as th)."""
+
+    def __init__(self, language: str) -> None:
+        from icu4py.breakers import WordBreaker  # an extra
+
+        self._breaker = WordBreaker
+        self._language = language.partition("-")[0]
+        self._runs = _spaceless_runs()
+
+    def mark(self, text: str) -> bytes:
+        """Return for each character of `text` if a word starts there: START, INSIDE a word, or BY_TOKENIZER.
+
+        Letters and marks of the scripts without spaces are START or INSIDE. The character after a run of them is a
+        START too. For all other characters the tokenizer decides.
+        """
+        marks = bytearray(len(text))
+        for run in self._runs.finditer(text):
+            at = run.start()
+            for word in self._breaker(run.group(), self._language):
+                marks[at] = START
+                marks[at + 1 : at + len(word)] = bytes([INSIDE]) * (len(word) - 1)
+                at += len(word)
+            if at < len(text):
+                marks[at] = START
+        return bytes(marks)
+
+    def cut(self, words: Sequence[str]) -> list[list[str]]:
+        """Cut words, which follow each other without a space, at the starts that `mark` finds in them."""
+        marks = self.mark("".join(words))
+        parts = []
+        begin = 0
+        for word in words:
+            starts = [0, *(place for place in range(1, len(word)) if marks[begin + place] == START), len(word)]
+            parts.append([word[one:other] for one, other in pairwise(starts)])
+            begin += len(word)
+        return parts
+
+
+@cache
+def _spaceless_runs() -> re.Pattern[str]:
+    """Return a pattern for runs of letters and marks of the scripts that are written without spaces."""
+    ranges = []
+    for first, last in _SPACELESS:
+        start = None
+        for code in range(first, last + 2):
+            fits = code <= last and unicodedata.category(chr(code))[0] in "LM"
+            if fits and start is None:
+                start = code
+            elif not fits and start is not None:
+                ranges.append(f"{chr(start)}-{chr(code - 1)}")
+                start = None
+    return re.compile(f"[{''.join(ranges)}]+")

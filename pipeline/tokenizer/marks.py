@@ -1,0 +1,108 @@
+"""Counts the marks (vowel signs, tones, voicing) of a text that a tokenizer's normalizer removes, by script.
+
+In scripts such as Devanagari, Thai and kana these marks are letters: without them, different words become one. Marks of
+Latin, Greek and Cyrillic are accents, which the published vocabularies remove, so they are not counted.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from functools import cache
+from typing import Any, NamedTuple
+
+# First words of Unicode names whose marks are accents, optional points, or not part of a script.
+_NOT_LETTERS = {
+    *("LATIN", "GREEK", "CYRILLIC", "COPTIC", "GLAGOLITIC", "COMBINING", "ENCLOSING", "VEDIC", "MUSICAL", "ZNAMENNY"),
+    *("SIGNWRITING", "IDEOGRAPHIC", "HANGUL", "SYRIAC", "ETHIOPIC", "OLD", "BYZANTINE"),
+}
+_ARABIC_LETTERS = frozenset("\u0653\u0654\u0655")
+"""Madda and hamza, which make other letters of alef, waw and yeh. Other Arabic marks are vowel points that most text
+leaves out."""
+_KANA = frozenset(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"))
+_MARKS = ("Mn", "Mc")
+_BEYOND_BASIC = (0x10000, 0x1E960)
+
+
+class MarkCount(NamedTuple):
+    """Counts by script: `found` marks in a text, and `lost`, those of them that the normalizer removes."""
+
+    found: Counter[str]
+    lost: Counter[str]
+
+
+class LostMarks:
+    """Counts marks that a normalizer removes. If it removes none, `scripts` is empty, and counting costs nothing."""
+
+    def __init__(self, normalizer: Any | None) -> None:
+        """Try every letter with a mark on a normalizer of the `tokenizers` library (20 ms)."""
+        marked = letters_with_marks()
+        self._lost: dict[str, int] = {}
+        """The number of marks lost of each letter that loses any."""
+        if normalizer is not None:
+            for letter, found in marked.items():
+                lost = found.total() - _find_marks(normalizer.normalize_str(letter)).total()
+                if lost > 0:
+                    self._lost[letter] = lost
+        self._scripts = {letter: next(iter(found)) for letter, found in marked.items()}
+        every, lost_by_script = Counter[str](), Counter[str]()
+        for letter, script in self._scripts.items():
+            every[script] += marked[letter].total()
+            lost_by_script[script] += self._lost.get(letter, 0)
+        self.scripts: dict[str, float] = {
+            script: lost / every[script] for script, lost in lost_by_script.items() if lost
+        }
+        """For each script that loses marks, the share of its marks that are lost if every letter is as frequent."""
+        kept = [letter for letter, script in self._scripts.items() if script in self.scripts]
+        self._pattern = re.compile(f"[{''.join(map(re.escape, kept))}]") if kept else None
+        self._marks = {letter: marked[letter].total() for letter in kept}
+
+    def count(self, text: str) -> MarkCount | None:
+        """Return the marks in `text`, which is not normalized yet; None if no script in it loses any."""
+        if self._pattern is None or text.isascii():
+            return None
+        letters = Counter(self._pattern.findall(text))
+        if not letters:
+            return None
+        found, lost = Counter[str](), Counter[str]()
+        for letter, number in letters.items():
+            script = self._scripts[letter]
+            found[script] += number * self._marks[letter]
+            lost[script] += number * self._lost.get(letter, 0)
+        return MarkCount(found, lost)
+
+
+@cache
+def letters_with_marks() -> dict[str, Counter[str]]:
+    """Return every character with marks that are letters (in NFD), and the number of its marks by script."""
+    found = {}
+    for code in (*range(0x530, 0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0xFFFE), *range(*_BEYOND_BASIC)):
+        letter = chr(code)
+        if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:
+            marks = _find_marks(letter)
+            if marks:
+                found[letter] = marks
+    return found
+
+
+def _find_marks(text: str) -> Counter[str]:
+    """Return the number of marks that are letters in the decomposed text, by script."""
+    scripts = (_script_of(mark) for mark in unicodedata.normalize("NFD", text))
+    return Counter(script for script in scripts if script is not None)
+
+
+@cache
+def _script_of(character: str) -> str | None:
+    """Return the script of a mark, as the first word of its Unicode name; None if it is no mark, or is not a letter."""
+    if unicodedata.category(character) not in _MARKS:
+        return None
+    name = unicodedata.name(character, "").removeprefix("COMBINING KATAKANA").removeprefix("-")
+    if "VARIATION SELECTOR" in name:
+        return None
+    script = name.partition(" ")[0]
+    if script in _KANA:
+        return "KANA"
+    if script == "ARABIC" and character not in _ARABIC_LETTERS:
+        return None
+    return None if not script or script in _NOT_LETTERS else script
