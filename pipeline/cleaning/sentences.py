@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator
 
 import sentencex
 
-from pipeline.cleaning.characters import normalize_text
+from pipeline.cleaning.characters import normalize_and_look
+from pipeline.cleaning.sentence_rules import (
+    EndRules,
+    cut_more,
+    end_rules,
+    goes_on,
+    has_quotations,
+    is_plain_end,
+    may_hold_ends,
+)
 
 MAX_LINE_CHARACTERS = 100_000
 # The time of sentencex grows with the square of the quotation marks in a line (3 s for 100,000): with more, cut finer.
@@ -30,18 +39,31 @@ def split_sentences(text: str, *, language: str, keep_reserved: bool = False) ->
     after a quotation, even within a word. `keep_reserved` as in normalize_text.
     """
     sentences: list[str] = []
-    for line in normalize_text(text, keep_reserved=keep_reserved).split("\n"):
+    rules = end_rules(language)
+    text, is_spaced = normalize_and_look(text, keep_reserved=keep_reserved)
+    for line in text.split("\n"):
         if not line or line.isspace():
             continue
-        for piece in _pieces(line):
-            cut: Iterable[str] = sentencex.segment(language, piece)
-            if _BEFORE_DIGIT.search(piece) is not None:
-                cut = _cut_before_digits(cut)
-            for sentence in _mend_ends(cut, language=language.partition("-")[0]):
-                words = " ".join(sentence.split())
+        for piece in _pieces(line) if len(line) > _FINE_CHARACTERS else (line,):
+            for sentence in _split_piece(piece, language=language, rules=rules):
+                words = sentence.strip() if is_spaced else " ".join(sentence.split())
                 if words:
                     sentences.append(words)
     return sentences
+
+
+def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
+    """Return the sentences of a piece of a line, with their white space."""
+    parts: list[str] = sentencex.segment(language, piece)
+    if not piece.isascii() and _BEFORE_DIGIT.search(piece) is not None:
+        parts = list(_cut_before_digits(parts))
+    if len(parts) > 1:
+        parts = _mend_ends(parts, rules=rules)
+    is_quoting = rules.has_own_marks or has_quotations(piece)
+    for number, part in enumerate(parts):
+        if part.find(". ", 0, -2) >= 0 or (is_quoting and may_hold_ends(part, rules)):
+            return [*parts[:number], *(cut for part in parts[number:] for cut in cut_more(part, rules))]
+    return parts
 
 
 _NUMBER = re.compile(r"[(\uff08]?\d{1,4}\.\s*")
@@ -56,9 +78,7 @@ _KOREAN_NUMBER = re.compile(
 # A particle follows without a space, but irago, iraneun, iramyeo (said) often follow with one.
 _KOREAN_GOES_ON = re.compile(r"[\uac00-\ud7a3]")
 _KOREAN_SAID = re.compile(r"\uc774?\ub77c(?:\uace0|\ub294|\uba70|\uba74\uc11c)(?!\w)")
-# Ordinals of Croatian, Estonian, Danish, Polish: 1990. godine. Georgian letters all count as lower case.
-_ORDINAL = re.compile(r"\d\.\s+\Z")
-_WITHOUT_CASE = ("ka", "xmf")
+_WITH_PARTICLES = ("ko", "ja", "th")
 # Thai ends sentences with a space; points mark abbreviations (kho so, the year of our era).
 _THAI_POINT = re.compile(r"[\u0e01-\u0e4e]\.\s*\Z")
 # Particles, but not words that begin like one: toki, tokoro, nochi, hajime, nimo, moshi, deha, yagate, nao ...
@@ -93,30 +113,36 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
         yield sentence[start:]
 
 
-def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:
+def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
     """Join parts that sentencex cut where no sentence ends; no character is changed."""
     parts: list[str] = []
-    for sentence in sentences:
-        rest = sentence
-        if parts and sentence[0] in _CLOSING:
-            rest = sentence.lstrip(_CLOSING)
-            parts.append(sentence[: len(sentence) - len(rest)])
-        if parts and rest and not _goes_on(parts[-1], rest, language=language):
-            yield "".join(parts)
-            parts = []
-        parts.append(rest)
-    yield "".join(parts)
+    before = ""
+    for part in sentences:
+        is_plain = len(before) > _LOOK_BACK and before[-1] == " " and before[-2] in rules.plain_marks
+        rest = part
+        if before and not is_plain and not is_plain_end(before, part, rules):
+            rest = part.lstrip(_CLOSING) if part[0] in _CLOSING else part
+            before += part[: len(part) - len(rest)]
+            if not rest or _goes_on(before, rest, rules=rules):
+                before += rest
+                continue
+        if before:
+            parts.append(before)
+        before = rest
+    parts.append(before)
+    return parts
 
 
-def _goes_on(before: str, after: str, *, language: str) -> bool:
+def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
     """Whether `after` continues the sentence whose last part is `before`."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
-    last = max(0, len(before) - _LOOK_BACK)
-    if after[0].islower() and language not in _WITHOUT_CASE and _ORDINAL.search(before, last) is not None:
+    if goes_on(before, after, rules):
         return True
-    if language not in ("ko", "ja", "th"):
+    language = rules.language
+    if language not in _WITH_PARTICLES:
         return False
+    last = max(0, len(before) - _LOOK_BACK)
     if language == "th":
         return _THAI_POINT.search(before, last) is not None
     if language == "ko" and _KOREAN_NUMBER.search(before, last) is not None:
@@ -125,8 +151,8 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
         return False
     if language == "ja":
         return _JAPANESE_GOES_ON.match(after) is not None
-    goes_on = _KOREAN_SAID if before[-1].isspace() else _KOREAN_GOES_ON
-    return goes_on.match(after) is not None
+    said = _KOREAN_SAID if before[-1].isspace() else _KOREAN_GOES_ON
+    return said.match(after) is not None
 
 
 def _pieces(line: str) -> Iterator[str]:
