@@ -17,13 +17,16 @@ from pipeline.cleaning.languages import scripts_of, stop_words
 
 _OPENING = "([{\"'\u00ab\u2039\u201e\u201c\u2018\u201a\u00bf\u00a1-\u2013\u2014/"
 _CLOSING = ")]}\"'\u00bb\u203a\u201d\u201c\u2019"
-_AROUND = _OPENING + _CLOSING
+_AROUND = _OPENING + _CLOSING + "."
 _MARKS = frozenset(".!?\u2026\u0964\u0965\u104b\u3002\uff01\uff1f\uff61\u061f\u06d4\u0589\u1362\u17d4\u17d5" + _CLOSING)
 _ITEM = re.compile(r"\(?\w{1,4}\.?\)\s")
+_CITATION = re.compile(r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]")
 _DIGITS = "0123456789.,"
 _CENTURY = re.compile(r"[IVXLC]+\s[^\W\d_]")
+_YEAR = re.compile(r"\d{4} [^\W\d_]")
 _ROMAN = re.compile("[IVXLC]+")
 _TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
+_PARTICLES_AFTER_BRACKETS = frozenset(("ko", "ja", "th"))
 _LONG_WORD = 6
 _SHORT_WORD = 4
 _SHORT_PART = 4
@@ -65,8 +68,8 @@ class EndRules:
     letters: frozenset[str]
     starters: frozenset[str]
     habits: frozenset[str]
-    """`ordinals`: ordinals are a number with a stop (19. Jahrhundert, II. Frigyes). `capital_nouns`: nouns have a capital.
-    `roman_first`: the language writes II. Frigyes, not Friedrich II.; `number_first` is the same for digits.
+    """`ordinals`: an ordinal is a number with a stop (19. Jahrhundert, II. Frigyes). `capital_nouns`: nouns have
+    capitals. `roman_first`: the language writes II. Frigyes, not Friedrich II.; `number_first` is the same for digits.
     `digit_goes_on`: sentencex never cuts before a digit. `known_abbreviations`: sentencex knows the abbreviations.
     `no_case`: letters have no case.
     """
@@ -75,7 +78,8 @@ class EndRules:
     long_words: frozenset[str]
     """The last five letters of the words in `joins`, `may_end` and `closing` that have as many, in any case."""
     plain_marks: frozenset[str]
-    """Marks behind which a sentence of more than ten characters has ended if sentencex cut at the space behind them."""
+    """Marks behind which a sentence of more than ten characters has ended if sentencex cut at the space behind them
+    and no small letter follows."""
     plain_ends: tuple[str, ...]
     """The same for longer ends, such as those of Korean verbs."""
     script: str
@@ -112,7 +116,7 @@ def end_rules(language: str) -> EndRules:
 
 
 def _plain_marks(code: str, habits: frozenset[str]) -> frozenset[str]:
-    if code in ("ko", "ja", "th"):
+    if code in _PARTICLES_AFTER_BRACKETS:
         return frozenset()
     return _PLAIN_MARKS | frozenset(".'\u2019)]\u2026") if "known_abbreviations" in habits else _PLAIN_MARKS
 
@@ -164,14 +168,20 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
         return last in _NO_MARKS_OF_MYANMAR or _ITEM.match(after) is not None
     token = head[head.rfind(" ") + 1 :]
     if last != ".":
-        return last in "\u0964" and token[:-1] in rules.letters
+        if last in _CLOSING and first.islower() and "no_case" not in rules.habits:
+            return _begins_with_capital(head)
+        return last == "\u0964" and len(token) > _SHORT_WORD and token[:-1] in rules.letters
     if len(head) == len(before):
-        return (first.isalnum() or first in ",;:-([") and not (first.isupper() and _TYPO.search(head) is not None)
+        if first in "([":
+            return _CITATION.match(after) is not None
+        return (first.isalnum() or first in ",;:-") and not (first.isupper() and _TYPO.search(head) is not None)
     if len(token) > 10 and first.isupper():
         return False
     plain = token[:-1].lstrip(_OPENING)
     word = plain.lower().lstrip(_DIGITS) if plain[:1].isdigit() and not plain[-1].isdigit() else plain.lower()
     if word in rules.joins or word in rules.letters:
+        return True
+    if rules.language == "ko" and first.isdigit() and plain.isascii() and plain.isalpha():
         return True
     is_small = first.islower() and "no_case" not in rules.habits
     if word in rules.may_end:
@@ -191,7 +201,12 @@ def _small_letter_goes_on(head: str, plain: str, rules: EndRules) -> bool:
     if "known_abbreviations" in rules.habits or plain.lower() in rules.starters:
         return False
     is_abbreviation = len(plain) <= _SHORT_WORD or "." in plain
-    return is_abbreviation and next((letter.isupper() for letter in head if letter.isalpha()), False)
+    return is_abbreviation and _begins_with_capital(head)
+
+
+def _begins_with_capital(text: str) -> bool:
+    """Return whether the first letter is a capital: a small letter then begins no sentence of the text."""
+    return next((letter.isupper() for letter in text if letter.isalpha()), False)
 
 
 def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
@@ -218,6 +233,9 @@ def cut_more(part: str, rules: EndRules) -> list[str]:
     """Cut a sentence of sentencex at the ends that it left inside; usually there are none."""
     if rules.has_own_marks:
         return _cut_at_marks(part, rules)
+    close = part.find(".) ") + 3 if part[0] == "(" and rules.language not in _PARTICLES_AFTER_BRACKETS else 0
+    if close > 2 and part.find("(", 1, close) < 0 and part[close : close + 1].isupper():
+        return [part[:close], *cut_more(part[close:], rules)]
     item = _ITEM.match(part) if ")" in part[:7] else None
     if item is not None:
         rest = mend_parts(sentencex.segment(rules.language, part[item.end() :]), rules)
@@ -287,13 +305,15 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules) -
     if not word or word in rules.joins:
         return False
     first = after[0]
+    if rules.language == "ko":
+        return bare.endswith("\ub2e4")
     if first.isdigit():
         if "digit_goes_on" not in rules.habits or word in rules.may_end:
             return False
-        is_year = len(bare) == 4 and bare.isdecimal() and after[:4].isdecimal() and after[4:5] == " "
-        return token[-1] in _CLOSING or is_year or (bare.isalpha() and (len(bare) >= 5 or word in rules.starters))
-    if rules.language == "ko":
-        return bare.endswith("\ub2e4")
+        if bare.isdecimal():
+            return len(bare) == 4 and _YEAR.match(after) is not None
+        is_word = len(bare) >= 5 or word in rules.starters or (len(bare) >= 3 and _YEAR.match(after) is not None)
+        return token[-1] in _CLOSING or (bare.isalpha() and is_word)
     first = first if first.isalnum() else after[1:2]
     if not first.isupper():
         return False
@@ -347,7 +367,7 @@ def mend_parts(parts: list[str], rules: EndRules) -> list[str]:
     joined: list[str] = []
     for part in parts:
         before = joined[-1] if joined else ""
-        is_plain = before[-1:] == " " and before[-2:-1] in rules.plain_marks
+        is_plain = before[-1:] == " " and before[-2:-1] in rules.plain_marks and not part[0].islower()
         if before and not is_plain and not is_plain_end(before, part, rules) and goes_on(before, part, rules):
             joined[-1] += part
         else:

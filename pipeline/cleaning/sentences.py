@@ -61,7 +61,7 @@ def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
         parts = _mend_ends(parts, rules=rules)
     is_quoting = rules.has_own_marks or has_quotations(piece)
     for number, part in enumerate(parts):
-        if part.find(". ", 0, -2) >= 0 or (is_quoting and may_hold_ends(part, rules)):
+        if part[0] == "(" or part.find(". ", 0, -2) >= 0 or (is_quoting and may_hold_ends(part, rules)):
             return [*parts[:number], *(cut for part in parts[number:] for cut in cut_more(part, rules))]
     return parts
 
@@ -118,8 +118,9 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
     parts: list[str] = []
     before = ""
     for part in sentences:
-        is_plain = len(before) > _LOOK_BACK and before[-1] == " " and before[-2] in rules.plain_marks
         rest = part
+        is_plain = len(before) > _LOOK_BACK and before[-1] == " " and before[-2] in rules.plain_marks
+        is_plain = is_plain and not part[0].islower()
         if before and not is_plain and not is_plain_end(before, part, rules):
             rest = part.lstrip(_CLOSING) if part[0] in _CLOSING else part
             before += part[: len(part) - len(rest)]
