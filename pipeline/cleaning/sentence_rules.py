@@ -27,6 +27,7 @@ _TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
 WITH_PARTICLES = frozenset(("ko", "ja", "th"))
 _SHORT_WORD = 4
 _SHORT_PART = 4
+_LOOK_BACK = 200
 # A full stop of Myanmar is two strokes; one stroke is its comma, and the genitive particle resembles a mark.
 _NO_MARKS_OF_MYANMAR = frozenset("\u104a\u104f")
 _PLAIN_MARKS = frozenset('!?"\u201d\u00bb')
@@ -129,8 +130,8 @@ def words_of_all(kind: str) -> frozenset[str]:
 
 def goes_on(before: str, after: str, rules: EndRules) -> bool:
     """Return whether `after` continues the sentence whose last part is `before`, where sentencex cut the two."""
-    head = before.rstrip()
-    last, first = head[-1], after[0]
+    head = before[-_LOOK_BACK:].rstrip()
+    last, first = head[-1:], after[0]
     if first in _NEVER_FIRST or (first in "-\u2013" and after[1:2].isdigit()):
         return True
     if last not in _MARKS:
@@ -138,9 +139,9 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     token = head[head.rfind(" ") + 1 :]
     if last != ".":
         if last in CLOSING and first.islower() and "no_case" not in rules.habits:
-            return _begins_with_capital(head)
+            return _begins_with_capital(before)
         return last == "\u0964" and len(token) > _SHORT_WORD and token[:-1] in rules.letters
-    if len(head) == len(before):
+    if not before[-1].isspace():
         if first in "([":
             return _CITATION.match(after) is not None
         return (first.isalnum() or first == "-") and not (first.isupper() and _TYPO.search(head) is not None)
@@ -154,11 +155,11 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
         return True
     is_small = first.islower() and "no_case" not in rules.habits
     if word in rules.may_end:
-        is_short = head.count(" ") < _SHORT_PART - 1
+        is_short = len(before) < _LOOK_BACK and head.count(" ") < _SHORT_PART - 1
         may_go_on = is_short or "date_goes_on" in rules.habits
         return is_small or first.isdigit() or (may_go_on and not rules.starts(after))
     if is_small:
-        return _small_letter_goes_on(head, plain, rules)
+        return _small_letter_goes_on(before, plain, rules)
     return first.isupper() and "ordinals" in rules.habits and _is_ordinal(head, token, after, rules)
 
 
@@ -169,7 +170,7 @@ def _is_initial(word: str, rules: EndRules) -> bool:
     return sum(unicodedata.category(letter) == "Lo" for letter in word) == 1
 
 
-def _small_letter_goes_on(head: str, plain: str, rules: EndRules) -> bool:
+def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
     """Return whether a small letter behind the word `plain` and its full stop continues the sentence."""
     if plain[-1:].isdigit():
         return True
@@ -178,7 +179,7 @@ def _small_letter_goes_on(head: str, plain: str, rules: EndRules) -> bool:
     if "known_abbreviations" in rules.habits or plain.lower() in rules.starters:
         return False
     is_abbreviation = len(plain) <= _SHORT_WORD or "." in plain
-    return is_abbreviation and _begins_with_capital(head)
+    return is_abbreviation and _begins_with_capital(before)
 
 
 def _begins_with_capital(text: str) -> bool:

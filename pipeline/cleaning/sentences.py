@@ -1,4 +1,4 @@
-"""Splits paragraphs into sentences with sentencex, and corrects its ends by sentence_rules.py and sentence_cuts.py. Pure.
+"""Splits paragraphs into sentences with sentencex, and corrects its ends by sentence_rules and sentence_cuts. Pure.
 
 Linear in the text: lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach sentencex.
 20-35 Mchar/s (Korean 13, Italian 9), half of the time for the corrections.
@@ -53,10 +53,14 @@ def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
     if len(parts) > 1:
         parts = _mend_ends(parts, rules=rules)
     is_quoting = rules.has_own_marks or has_quotations(piece)
+    cuts: list[str] | None = None
     for number, part in enumerate(parts):
         if part[0] == "(" or part.find(". ", 0, -2) >= 0 or (is_quoting and may_hold_ends(part, rules)):
-            return [*parts[:number], *(cut for part in parts[number:] for cut in cut_more(part, rules))]
-    return parts
+            cuts = parts[:number] if cuts is None else cuts
+            cuts += cut_more(part, rules)
+        elif cuts is not None:
+            cuts.append(part)
+    return parts if cuts is None else cuts
 
 
 _NUMBER = re.compile(r"[(\uff08]?\d{1,4}\.\s*")
