@@ -63,12 +63,12 @@ def cut_more(part: str, rules: EndRules) -> list[str]:
         return _cut_at_marks(part, rules)
     close = part.find(".) ") + 3 if part[0] == "(" and rules.language not in WITH_PARTICLES else 0
     if close > 2 and part.find("(", 1, close) < 0 and part[close : close + 1].isupper():
-        return [part[:close], *cut_more(part[close:], rules)]
+        return [*_cut_quotation(part[:close], rules), *cut_more(part[close:], rules)]
     item = ITEM.match(part) if ")" in part[:7] else None
     if item is not None:
         rest = mend_parts(sentencex.segment(rules.language, part[item.end() :]), rules)
         return [item.group() + rest[0], *rest[1:]] if rest else [part]
-    cuts = [part] if _QUOTATION_ENDS.isdisjoint(part[-4:]) else _cut_quotation(part, rules)
+    cuts = [part] if part[0] != "(" and _QUOTATION_ENDS.isdisjoint(part[-4:]) else _cut_quotation(part, rules)
     if cuts[0].find(". ", 0, -2) >= 0:
         cuts[:1] = _cut_unquoted(cuts[0], rules)
     return cuts
@@ -88,9 +88,14 @@ def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_quotation(part: str, rules: EndRules) -> list[str]:
-    """Cut the sentences of a quotation with which `part` ends: the sentence around it does not go on behind them."""
+    """Cut the sentences of a quotation that ends `part`, or of a bracket that is all of it.
+
+    The sentence around them does not go on behind them, so theirs end as others do.
+    """
     close = len(part.rstrip(" .")) - 1
     openers = _QUOTES.get(part[close : close + 1])
+    if part[0] == "(" and part[close] == ")" and part.find("(", 1) < 0:
+        openers = "("
     if openers is None:
         return [part]
     if openers == '"':

@@ -202,7 +202,7 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
         return True
     previous = head[: len(head) - len(token)].rstrip()
     previous = previous[previous.rfind(" ") + 1 :]
-    if not previous or previous.lower() in rules.starters:
+    if not previous or previous[-1] in ".!?" or previous.lower() in rules.starters:
         return True
     if "capital_nouns" in rules.habits:
         return previous.islower()
