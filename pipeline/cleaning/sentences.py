@@ -48,7 +48,7 @@ def split_sentences(text: str, *, language: str, keep_reserved: bool = False) ->
 def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
     """Return the sentences of a piece of a line, with their white space."""
     parts: list[str] = sentencex.segment(language, piece)
-    if not piece.isascii() and _BEFORE_DIGIT.search(piece) is not None:
+    if not piece.isascii() and any(stop in piece for stop in _WIDE_STOPS) and _BEFORE_DIGIT.search(piece) is not None:
         parts = list(_cut_before_digits(parts))
     if len(parts) > 1:
         parts = _mend_ends(parts, rules=rules)
@@ -85,7 +85,8 @@ _JAPANESE_GOES_ON = re.compile(
 )
 
 
-_BEFORE_DIGIT = re.compile("[\u3002\uff01\uff1f\uff61](?=\\d)")
+_WIDE_STOPS = "\u3002\uff01\uff1f\uff61"
+_BEFORE_DIGIT = re.compile(f"[{_WIDE_STOPS}](?=\\d)")
 _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
 )
