@@ -9,6 +9,7 @@ import re
 import unicodedata
 
 import numpy as np
+import numpy.typing as npt
 
 # Removed: C0 and C1 controls except white space, soft hyphen, zero-width space, word joiner, direction marks and
 # embeddings, byte order mark, interlinear and replacement characters, tag characters, lone surrogates, noncharacters.
@@ -19,11 +20,37 @@ _REMOVED = re.compile(
 )
 _REMOVED_BUT_RESERVED = re.compile(_REMOVED.pattern.replace("\ufdd0-\ufdef", ""))
 _LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029\x1c-\x1e]")
-_ODD_UNITS = np.array(
-    [_REMOVED.match(chr(unit)) is not None or _LINE_BREAKS.match(chr(unit)) is not None for unit in range(1 << 16)]
-)
-"""bool[65536]: true for each UTF-16 unit that is a character to remove or an unusual line break, and for all
-surrogates, which may be halves of such characters."""
+_ODD, _MAY_COMPOSE, _ODD_SPACE = 1, 2, 4
+
+
+def _unit_flags() -> npt.NDArray[np.uint8]:
+    """Return uint8[65536] with flags for each UTF-16 unit.
+
+    _ODD marks a character to remove or an unusual line break. _MAY_COMPOSE marks a character with which a text may
+    differ from its NFC. All surrogates have both flags, because they may be halves of such characters. _ODD_SPACE marks
+    white space other than the space and the line feed.
+    """
+    flags = np.zeros(1 << 16, np.uint8)
+    for unit in range(1 << 16):
+        character = chr(unit)
+        if _REMOVED.match(character) is not None or _LINE_BREAKS.match(character) is not None:
+            flags[unit] |= _ODD
+        if character.isspace() and character not in " \n":
+            flags[unit] |= _ODD_SPACE
+        decomposed = unicodedata.decomposition(character)
+        if unicodedata.combining(character) or 0xD800 <= unit < 0xE000:
+            flags[unit] |= _MAY_COMPOSE
+        elif decomposed and not decomposed.startswith("<"):
+            parts = [int(part, 16) for part in decomposed.split()]
+            flags[[part for part in parts[1:] if part < 1 << 16]] |= _MAY_COMPOSE
+            if not unicodedata.is_normalized("NFC", character):
+                flags[unit] |= _MAY_COMPOSE
+    flags[0x1161:0x1176] |= _MAY_COMPOSE  # vowels and last consonants of Hangul
+    flags[0x11A8:0x11C3] |= _MAY_COMPOSE
+    return flags
+
+
+_UNIT_FLAGS = _unit_flags()
 _WORTH_A_LOOK, _LOOK_CHARACTERS = 1_000, 1 << 20
 _ODD_ASCII = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -34,21 +61,34 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
     `keep_reserved` keeps the noncharacters U+FDD0-FDEF, which mark missing templates (pipeline/wikitext/scanner.py).
     """
-    if text.isascii() and _ODD_ASCII.search(text) is None:
-        return text
-    if len(text) <= _WORTH_A_LOOK or _has_odd(text):
+    return normalize_and_look(text, keep_reserved=keep_reserved)[0]
+
+
+def normalize_and_look(text: str, *, keep_reserved: bool = False) -> tuple[str, bool]:
+    """Return what normalize_text returns, and whether single spaces and line feeds are known to be its only white
+    space."""
+    flags = _ODD | _MAY_COMPOSE | _ODD_SPACE
+    if text.isascii():
+        if _ODD_ASCII.search(text) is None:
+            return text, "\t" not in text and "  " not in text
+    elif len(text) > _WORTH_A_LOOK:
+        flags = _look(text)
+    if flags & _ODD:
         text = (_REMOVED_BUT_RESERVED if keep_reserved else _REMOVED).sub("", _LINE_BREAKS.sub("\n", text))
     # Only now, because an accent may follow its letter once what stood between them is gone.
-    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
+    if flags & _MAY_COMPOSE and not unicodedata.is_normalized("NFC", text):
+        text = unicodedata.normalize("NFC", text)
+    return text, not flags & (_ODD | _ODD_SPACE) and "  " not in text
 
 
-def _has_odd(text: str) -> bool:
-    """Whether the text may contain a character to remove or a line break other than \\n. False is certain."""
+def _look(text: str) -> int:
+    """Return the flags of all UTF-16 units of `text`, combined by "or". A flag that is not set is certain: no unit has
+    it."""
+    flags = 0
     for start in range(0, len(text), _LOOK_CHARACTERS):
         part = text[start : start + _LOOK_CHARACTERS].encode("utf-16-le", "surrogatepass")
-        if _ODD_UNITS[np.frombuffer(part, np.uint16)].any():
-            return True
-    return False
+        flags |= int(np.bitwise_or.reduce(_UNIT_FLAGS[np.frombuffer(part, np.uint16)]))
+    return flags
 
 
 def normalize_line(text: str) -> str:

@@ -1,0 +1,197 @@
+"""Cuts at ends that sentencex leaves inside a sentence: in quotations, behind years, at Khmer and Tibetan marks. Pure.
+
+Linear in the text. A part without a full stop before a space, a quotation or a bracket is not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+
+import sentencex
+
+from pipeline.cleaning.sentence_rules import (
+    CLOSING,
+    ITEM,
+    OPENING,
+    WITH_PARTICLES,
+    EndRules,
+    first_word,
+    mend_parts,
+    words_of_all,
+)
+
+_AROUND = OPENING + CLOSING + "."
+_YEAR = re.compile(r"\d{4} [^\W\d_]")
+_LONG_WORD = 6
+# Khmer writes "et cetera" as a letter between two full stops.
+_KHMER_END = re.compile(
+    "(?<!\u17d4\u179b)[\u17d4\u17d5]+(?!\u179b\u17d4)[\u00bb\u201d\"')]*\\s*|(?<=\u17d4\u179b)\u17d4\\s+"
+)
+# Tibetan marks clauses and items of lists too: what has less than two dots between its syllables ends nothing.
+# The stroke is not written behind ka, ga and sha, where the space ends the clause.
+_TIBETAN_END = re.compile("(?:[\u0f0d-\u0f12\u0f14]\\s*)+|(?<=[\u0f40\u0f42\u0f64])\\s+")
+_TIBETAN_DOT = "\u0f0b"
+_QUOTES = {
+    '"': '"',
+    "\u201d": "\u201c\u201e\u201d",
+    "\u201c": "\u201e",
+    "\u00bb": "\u00ab",
+    "\u00ab": "\u00bb",
+}
+_QUOTATION_ENDS = frozenset(_QUOTES)
+_INNER_END = re.compile("[.!?\u2026\u0964][\"')\u2019\u201d]* ")
+_NESTING = re.compile("[()\\[\\]\"'\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e]")
+
+
+def has_quotations(text: str) -> bool:
+    """Return whether a text has a quotation mark that may close a quotation. Quick."""
+    return '"' in text or (not text.isascii() and any(mark in text for mark in _QUOTES))
+
+
+def may_hold_ends(part: str, rules: EndRules) -> bool:
+    """Return whether cut_more may find an end inside a part without a full stop and a space. Quick."""
+    if rules.has_own_marks:
+        return True
+    if _QUOTATION_ENDS.isdisjoint(part[-3:]):
+        return False
+    return part.find("! ", 0, -2) >= 0 or part.find("? ", 0, -2) >= 0 or part.find("\u0964 ", 0, -2) >= 0
+
+
+def cut_more(part: str, rules: EndRules) -> list[str]:
+    """Cut a sentence of sentencex at the ends that it left inside; usually there are none."""
+    if rules.has_own_marks:
+        return _cut_at_marks(part, rules)
+    close = part.find(".) ") + 3 if part[0] == "(" and rules.language not in WITH_PARTICLES else 0
+    if close > 2 and part.find("(", 1, close) < 0 and part[close : close + 1].isupper():
+        return [*_cut_quotation(part[:close], rules), *cut_more(part[close:], rules)]
+    item = ITEM.match(part) if ")" in part[:7] else None
+    if item is not None:
+        rest = mend_parts(sentencex.segment(rules.language, part[item.end() :]), rules)
+        return [item.group() + rest[0], *rest[1:]] if rest else [part]
+    cuts = [part] if part[0] != "(" and _QUOTATION_ENDS.isdisjoint(part[-4:]) else _cut_quotation(part, rules)
+    if cuts[0].find(". ", 0, -2) >= 0:
+        cuts[:1] = _cut_unquoted(cuts[0], rules)
+    return cuts
+
+
+def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
+    """Cut at the full stops of Khmer or Tibetan, which sentencex does not know."""
+    is_khmer = rules.script == "KHMER"
+    cuts: list[str] = []
+    start = 0
+    for found in (_KHMER_END if is_khmer else _TIBETAN_END).finditer(part):
+        if not is_khmer and part.count(_TIBETAN_DOT, start, found.start()) < 2:
+            continue
+        cuts.append(part[start : found.end()])
+        start = found.end()
+    return [*cuts, part[start:]] if start < len(part) else cuts
+
+
+def _cut_quotation(part: str, rules: EndRules) -> list[str]:
+    """Cut the sentences of a quotation that ends `part`, or of a bracket that is all of it.
+
+    The sentence around them does not go on behind them, so theirs end as others do.
+    """
+    close = len(part.rstrip(" .")) - 1
+    openers = _QUOTES.get(part[close : close + 1])
+    if part[0] == "(" and part[close] == ")" and part.find("(", 1) < 0:
+        openers = "("
+    if openers is None:
+        return [part]
+    if openers == '"':
+        begin = part.rfind('"', 0, close) + 1 if part.count('"', 0, close) % 2 else 0
+    else:
+        begin = max(part.rfind(opener, 0, close) for opener in openers) + 1
+    if not begin or _INNER_END.search(part, begin, close) is None:
+        return [part]
+    inner = mend_parts(sentencex.segment(rules.language, part[begin:close]), rules)
+    if len(inner) == 1:
+        return [part]
+    return [part[:begin] + inner[0], *inner[1:-1], inner[-1] + part[close:]]
+
+
+def _cut_unquoted(part: str, rules: EndRules) -> list[str]:
+    """Cut outside quotations and brackets where the word before a full stop, or the word after it, tells an end."""
+    last = len(part) - 2
+    at = part.find(". ", 0, last)
+    cuts: list[str] = []
+    start = 0
+    nesting: _Nesting | None = None
+    while at >= 0:
+        begin = at + 2
+        while begin <= last and part[begin] == " ":
+            begin += 1
+        token = part[part.rfind(" ", 0, at) + 1 : at]
+        if token not in rules.titles and _ends_between(part, at, token, part[begin : begin + 40], rules):
+            nesting = nesting or _Nesting(part)
+            if nesting.is_outside(at):
+                cuts.append(part[start:begin])
+                start = begin
+        at = part.find(". ", begin, last)
+    return [*cuts, part[start:]]
+
+
+def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules) -> bool:
+    """Return whether a sentence ends at the full stop at index `at` between `token` and the words `after`."""
+    bare = token.strip(_AROUND)
+    word = bare.lower()
+    if not word or word in rules.joins:
+        return False
+    first = after[0]
+    if rules.language == "ko":
+        return bare.endswith("\ub2e4")
+    if first.isdigit():
+        if "digit_goes_on" not in rules.habits or word in rules.may_end:
+            return False
+        if bare.isdecimal():
+            return len(bare) == 4 and _YEAR.match(after) is not None
+        is_word = len(bare) >= 5 or word in rules.starters or (len(bare) >= 3 and _YEAR.match(after) is not None)
+        return token[-1] in CLOSING or (bare.isalpha() and is_word)
+    first = first if first.isalnum() else after[1:2]
+    if not first.isupper():
+        return False
+    if word in rules.closing or part.endswith(("\u0442. \u0434", "\u0442. \u043f"), 0, at):
+        return True
+    if bare.islower() and len(bare) >= _LONG_WORD:
+        return True
+    if word in words_of_all("units") - rules.may_end and part[: at - len(token)].rstrip()[-1:].isdigit():
+        return True
+    if not rules.starts(after.lstrip(OPENING)):
+        return False
+    return (
+        len(bare) > 1
+        or word in rules.may_end
+        or (bare.isupper() and first_word(after).lower() not in words_of_all("particles"))
+    )
+
+
+class _Nesting:
+    """Follows brackets and quotation marks through a text, once."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._looked = self._brackets = 0
+        self._quotes: list[str] = []
+
+    def is_outside(self, at: int) -> bool:
+        """Return whether no bracket or quotation is open at index `at`; indices must not decrease."""
+        for found in _NESTING.finditer(self._text, self._looked, at):
+            self._take(found.group(), found.start())
+        self._looked = at
+        return not self._brackets and not self._quotes
+
+    def _take(self, mark: str, index: int) -> None:
+        if mark in "([":
+            self._brackets += 1
+        elif mark in ")]":
+            self._brackets = max(0, self._brackets - 1)
+        elif mark in "'\u2019":
+            before = self._text[index - 1 : index]
+            if self._quotes and self._quotes[-1] in "'\u2018":
+                self._quotes.pop()
+            elif mark == "'" and not before.isalnum() and before not in tuple(".,!?)"):
+                self._quotes.append(mark)
+        elif self._quotes and self._quotes[-1] in _QUOTES.get(mark, ""):
+            self._quotes.pop()
+        else:
+            self._quotes.append(mark)

@@ -1,0 +1,232 @@
+"""The words and habits that tell where sentences end, by language, and what of sentencex's cuts they join. Pure.
+
+The words are in sentence_ends.tsv; sentence_cuts.py cuts what sentencex left together. Linear in the text.
+docs/sentence-ends.md has precision and recall on sentences marked by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pipeline.cleaning.languages import scripts_of, stop_words
+
+OPENING = "([{\"'\u00ab\u2039\u201e\u201c\u2018\u201a\u00bf\u00a1-\u2013\u2014/"
+CLOSING = ")]}\"'\u00bb\u203a\u201d\u201c\u2019"
+_NEVER_FIRST = frozenset(",;:/")
+_MARKS = frozenset(".!?\u2026\u0964\u0965\u104b\u3002\uff01\uff1f\uff61\u061f\u06d4\u0589\u1362\u17d4\u17d5" + CLOSING)
+ITEM = re.compile(r"\(?\w{1,4}\.?\)\s")
+_CITATION = re.compile(r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]")
+_DIGITS = "0123456789.,"
+_CENTURY = re.compile(r"[IVXLC]+\s[^\W\d_]")
+_ROMAN = re.compile("[IVXLC]+")
+_TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
+WITH_PARTICLES = frozenset(("ko", "ja", "th"))
+_SHORT_WORD = 4
+_SHORT_PART = 4
+_LOOK_BACK = 200
+# A full stop of Myanmar is two strokes; one stroke is its comma, and the genitive particle resembles a mark.
+_NO_MARKS_OF_MYANMAR = frozenset("\u104a\u104f")
+_PLAIN_MARKS = frozenset('!?"\u201d\u00bb')
+
+
+@dataclass(frozen=True, slots=True)
+class EndRules:
+    """The words and habits of one language that tell ends of sentences. Words are in lower case, without a last stop.
+
+    A sentence never ends behind `joins`; it may end behind `may_end`, and does behind `closing` before a capital.
+    `letters` are names of letters, as initials are written in India. `starters` are words that often begin a sentence.
+    """
+
+    language: str
+    joins: frozenset[str]
+    may_end: frozenset[str]
+    closing: frozenset[str]
+    letters: frozenset[str]
+    starters: frozenset[str]
+    habits: frozenset[str]
+    """`ordinals`: an ordinal is a number with a stop (19. Jahrhundert, II. Frigyes). `capital_nouns`: nouns have
+    capitals. `roman_first`: the language writes II. Frigyes, not Friedrich II.; `number_first` is the same for digits.
+    `digit_goes_on`: sentencex never cuts before a digit. `known_abbreviations`: sentencex knows the abbreviations.
+    `no_case`: letters have no case. `initials`: an initial of a name is one syllable. `date_goes_on`: the stop
+    of a word in `may_end` ends a sentence only before `starters`.
+    """
+    titles: frozenset[str]
+    """The words in `joins`, capitalised."""
+    long_words: frozenset[str]
+    """The last five letters of the words in `joins`, `may_end` and `closing` that have as many, in any case."""
+    plain_marks: frozenset[str]
+    """Marks behind which a sentence of more than ten characters has ended if sentencex cut at the space behind them
+    and no small letter follows."""
+    plain_ends: tuple[str, ...]
+    """The same for longer ends, such as those of Korean verbs."""
+    script: str
+    has_own_marks: bool
+    """sentencex does not know the full stops of the script."""
+
+    def starts(self, text: str) -> bool:
+        """Whether `text` begins with a word that often begins a sentence."""
+        word = first_word(text)
+        return word.lower() in self.starters and not text.startswith(".", len(word))
+
+
+@cache
+def end_rules(language: str) -> EndRules:
+    """Return the rules of a language code as in Wikipedia's addresses; without words where the table has none."""
+    code = language.partition("-")[0]
+    words = _table().get(code, {})
+    known = frozenset[str]().union(*(words.get(kind, ()) for kind in ("joins", "may_end", "closing")))
+    return EndRules(
+        language=code,
+        joins=words.get("joins", frozenset()),
+        may_end=words.get("may_end", frozenset()),
+        closing=words.get("closing", frozenset()),
+        letters=words.get("letters", frozenset()),
+        starters=stop_words(language) | words.get("starters", frozenset()),
+        habits=words.get("habits", frozenset()),
+        titles=frozenset(word.capitalize() for word in words.get("joins", ())),
+        long_words=frozenset(form[-5:] for word in known for form in (word, word.capitalize(), word.upper())),
+        plain_marks=_plain_marks(code, words.get("habits", frozenset())),
+        plain_ends=("\ub2e4. ",) if code == "ko" else (),
+        script=scripts_of(language)[0],
+        has_own_marks=scripts_of(language)[0] in ("KHMER", "TIBETAN"),
+    )
+
+
+def _plain_marks(code: str, habits: frozenset[str]) -> frozenset[str]:
+    if code in WITH_PARTICLES:
+        return frozenset()
+    return _PLAIN_MARKS | frozenset(".'\u2019)]\u2026") if "known_abbreviations" in habits else _PLAIN_MARKS
+
+
+@cache
+def _table() -> dict[str, dict[str, frozenset[str]]]:
+    table: dict[str, dict[str, frozenset[str]]] = {}
+    for line in Path(__file__).with_name("sentence_ends.tsv").read_text(encoding="utf-8").splitlines():
+        kind, languages, words = line.split("\t")
+        for language in languages.split():
+            kinds = table.setdefault(language, {})
+            kinds[kind] = kinds.get(kind, frozenset()) | frozenset(words.split())
+    return table
+
+
+def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
+    """Return whether a sentence certainly ends between two parts: a long word, a mark, a space and a capital. Quick."""
+    tail = before[-7:]
+    if tail[-1] != " " or tail[-2:-1] != ".":
+        return False
+    if not tail[:5].isalpha() or tail[:5] in rules.long_words:
+        return tail.endswith(rules.plain_ends) and after[0].isalnum()
+    return after[0].isupper() or (after[0] in OPENING and after[1:2].isupper())
+
+
+def words_of_all(kind: str) -> frozenset[str]:
+    """Return the words of a kind that the table has for all languages."""
+    return _table()["*"][kind]
+
+
+def goes_on(before: str, after: str, rules: EndRules) -> bool:
+    """Return whether `after` continues the sentence whose last part is `before`, where sentencex cut the two."""
+    head = before[-_LOOK_BACK:].rstrip()
+    last, first = head[-1:], after[0]
+    if first in _NEVER_FIRST or (first in "-\u2013" and after[1:2].isdigit()):
+        return True
+    if last not in _MARKS:
+        return last in _NO_MARKS_OF_MYANMAR or ITEM.match(after) is not None
+    token = head[head.rfind(" ") + 1 :]
+    if last != ".":
+        if last in CLOSING and first.islower() and "no_case" not in rules.habits:
+            return _begins_with_capital(before)
+        return last == "\u0964" and len(token) > _SHORT_WORD and token[:-1] in rules.letters
+    if not before[-1].isspace():
+        if first in "([":
+            return _CITATION.match(after) is not None
+        return (first.isalnum() or first == "-") and not (first.isupper() and _TYPO.search(head) is not None)
+    if len(token) > 10 and first.isupper():
+        return False
+    plain = token[:-1].lstrip(OPENING)
+    word = plain.lower().lstrip(_DIGITS) if plain[:1].isdigit() and not plain[-1].isdigit() else plain.lower()
+    if word in rules.joins or word in rules.letters or _is_initial(word, rules):
+        return True
+    if rules.language == "ko" and first.isdigit() and plain.isascii() and plain.isalpha():
+        return True
+    is_small = first.islower() and "no_case" not in rules.habits
+    if word in rules.may_end:
+        is_short = len(before) < _LOOK_BACK and head.count(" ") < _SHORT_PART - 1
+        may_go_on = is_short or "date_goes_on" in rules.habits
+        return is_small or first.isdigit() or (may_go_on and not rules.starts(after))
+    if is_small:
+        return _small_letter_goes_on(before, plain, rules)
+    return first.isupper() and "ordinals" in rules.habits and _is_ordinal(head, token, after, rules)
+
+
+def _is_initial(word: str, rules: EndRules) -> bool:
+    """Return whether a word is one syllable of an Indian script that initials of names are written with."""
+    if "initials" not in rules.habits or len(word) > 3 or word in rules.starters:
+        return False
+    return sum(unicodedata.category(letter) == "Lo" for letter in word) == 1
+
+
+def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
+    """Return whether a small letter behind the word `plain` and its full stop continues the sentence."""
+    if plain[-1:].isdigit():
+        return True
+    if "ordinals" in rules.habits and _ROMAN.fullmatch(plain) is not None:
+        return True
+    if "known_abbreviations" in rules.habits or plain.lower() in rules.starters:
+        return False
+    is_abbreviation = len(plain) <= _SHORT_WORD or "." in plain
+    return is_abbreviation and _begins_with_capital(before)
+
+
+def _begins_with_capital(text: str) -> bool:
+    """Return whether the first letter is a capital: a small letter then begins no sentence of the text."""
+    return next((letter.isupper() for letter in text if letter.isalpha()), False)
+
+
+def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
+    """Return whether the number that ends `head` counts the capital word that begins `after`."""
+    number = token[:-1].lstrip(OPENING)
+    is_roman = _ROMAN.fullmatch(number) is not None
+    if not is_roman and not (number.isdecimal() and len(number) <= 3):
+        return False
+    if rules.starts(after):
+        return False
+    century = _CENTURY.match(after)
+    if century is not None and century.group()[-1].islower():
+        return True
+    if after[:12].lower().startswith(tuple(words_of_all("counted"))):
+        return True
+    previous = head[: len(head) - len(token)].rstrip()
+    previous = previous[previous.rfind(" ") + 1 :]
+    if not previous or previous[-1] in ".!?" or previous.lower() in rules.starters:
+        return True
+    if "capital_nouns" in rules.habits:
+        return previous.islower()
+    return ("roman_first" if is_roman else "number_first") in rules.habits
+
+
+def mend_parts(parts: list[str], rules: EndRules) -> list[str]:
+    """Join the parts of a line that continue one another."""
+    if len(parts) == 1:
+        return parts
+    joined: list[str] = []
+    for part in parts:
+        before = joined[-1] if joined else ""
+        is_plain = before[-1:] == " " and before[-2:-1] in rules.plain_marks and not part[0].islower()
+        if before and not is_plain and not is_plain_end(before, part, rules) and goes_on(before, part, rules):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return joined
+
+
+def first_word(text: str) -> str:
+    """Return the letters and digits with which `text` begins."""
+    for index, character in enumerate(text):
+        if not character.isalnum():
+            return text[:index]
+    return text
