@@ -15,10 +15,13 @@ from pipeline import storage
 from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
+from pipeline.sources import parquet_pages
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
-_ROWS_AT_ONCE = 1_000
+_ROWS_AT_ONCE = 32
+_LARGE_BYTES = 32 << 20
+"""A column chunk with more text is read by parquet_pages, because pyarrow would hold all of it several times."""
 _SPLIT_BYTES = 32 << 20
 _MOST_PARTS = 8
 
@@ -169,19 +172,15 @@ def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig)
 def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     file = _open_parquet(split.path)
     _check_columns(split.path, file.schema_arrow, config=config)
-    columns = [config.text_column] + ([config.document_column] if config.document_column is not None else [])
-    groups = list(range(split.start, file.num_row_groups if split.end < 0 else split.end))
+    groups = range(split.start, file.num_row_groups if split.end < 0 else split.end)
     number = sum(file.metadata.row_group(index).num_rows for index in range(split.start))
     name = shown_name(split.path)
     try:
         with storage.name_errors(split.path, of_content=True):
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=columns):
-                texts = batch.column(config.text_column).to_pylist()
-                keys = _list_keys(batch.column(config.document_column)) if config.document_column else None
-                for text, key in zip(texts, keys or [None] * len(texts), strict=True):
-                    if config.row == "sentence" or split.takes(number):
-                        yield _Row(f"{name}, row {number}", text, key)
-                    number += 1
+            for text, key in _values(file, path=split.path, groups=groups, config=config):
+                if config.row == "sentence" or split.takes(number):
+                    yield _Row(f"{name}, row {number}", text if isinstance(text, str | None) else text.decode(), key)
+                number += 1
     except storage.StorageError:
         raise
     except _KeyError as error:
@@ -189,10 +188,47 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             f"{split.path}: column '{config.document_column}' has a value that Python cannot represent, near row "
             f"{number}: {error}; cast it to text, or set another document_column"
         ) from error
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, parquet_pages.PageError) as error:
         raise ValueError(
             f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
         ) from error
+
+
+def _values(
+    file: pq.ParquetFile, *, path: str, groups: Iterable[int], config: SourceConfig
+) -> Iterator[tuple[str | bytes | None, object]]:
+    """Yield the text and the key of each row of some row groups. Text of a large row group comes as UTF-8 bytes."""
+    for group in groups:
+        texts = _texts(file, path=path, group=group, column=config.text_column)
+        if config.document_column is None:
+            yield from ((text, None) for text in texts)
+        else:
+            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[config.document_column])
+            keys = (key for batch in batches for key in _list_keys(batch.column(0)))
+            yield from zip(texts, keys, strict=True)
+
+
+def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
+    schema = file.metadata.schema
+    leaf = next(index for index in range(len(schema)) if schema.column(index).path == column)
+    chunk = file.metadata.row_group(group).column(leaf)
+    given = 0
+    if chunk.total_uncompressed_size > _LARGE_BYTES and parquet_pages.can_read(chunk, schema.column(leaf)):
+        try:
+            for value in parquet_pages.read_values(
+                path, chunk=chunk, nullable=schema.column(leaf).max_definition_level > 0
+            ):
+                yield value
+                given += 1
+            return
+        except parquet_pages.UnreadableFormatError:
+            pass  # pyarrow can, with more memory
+    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+        for text in batch.column(0).to_pylist():
+            if given:
+                given -= 1
+            else:
+                yield text
 
 
 class _KeyError(Exception):
