@@ -11,8 +11,9 @@ from math import comb
 from tokenizers import Tokenizer
 
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
-from pipeline.documents import Split
+from pipeline.documents import Document, Split
 from pipeline.instances import fewest_documents
+from pipeline.sources import read_documents
 from pipeline.tokenizer import RARE_LETTERS, WordTokenizer
 from pipeline.units import count_of
 from pipeline.wikitext import language_codes
@@ -75,20 +76,36 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 
 
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
-    """Raise ValueError if all sources are whole books and, with 99% chance, too few of them to hold any out."""
-    whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
-    fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)
-    if not whole or not fraction or any(split.end != -1 for split in splits):  # an archive: number of books unknown
-        return
+    """Raise ValueError if all sources are books and, with 99% chance, too few of them to hold any out.
+
+    Chapters of a book are held out together. The books of so few files are counted, because a file may hold several.
+    """
+    kinds = {source.kind for source in config.sources}
+    if kinds != {"books"} or not config.validation_fraction or any(split.end != -1 for split in splits):
+        return  # another kind of document, or an archive, whose number of books is not known
+    whole = all(source.unit == "book" for source in config.sources)
+    fewest = fewest_documents(config.next_sentence) if whole else 1
     books = len({split.path for split in splits})
+    if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
+        books = sum(_count_books(split, source=config.sources[split.source]) for split in splits)
+        if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
+            raise ValueError(
+                f"{count_of(books, 'book')}, {'one document each' if whole else 'their chapters held out together'}, "
+                f"{'are' if books != 1 else 'is'} too few to hold out {fewest} with "
+                f"validation_fraction={config.validation_fraction:g}; raise validation_fraction, add books, or set it "
+                "to 0 to hold out nothing"
+            )
+
+
+def _are_few(books: int, *, fewest: int, fraction: float) -> bool:
     too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
     failing = sum(comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
-    if books < 2 * fewest or failing > 0.99:
-        raise ValueError(
-            f"{count_of(books, 'book')}, one document each, {'are' if books != 1 else 'is'} too few to hold out "
-            f"{fewest} with validation_fraction={fraction:g}; set unit: chapter in the source, which makes each "
-            f"chapter a document, raise validation_fraction, or set it to 0 to hold out nothing"
-        )
+    return books < 2 * fewest or failing > 0.99
+
+
+def _count_books(split: Split, *, source: SourceConfig) -> int:
+    whole = source.model_copy(update={"unit": "book", "clean_documents": None})
+    return sum(isinstance(item, Document) for item in read_documents(split, whole))
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:

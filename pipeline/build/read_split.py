@@ -105,7 +105,9 @@ def spill_documents(
                 drop(item, "weight", f"weight {source.weight:g}")
                 continue
             characters = sum(map(len, item.sentences))
-            writer.add(document, origin=Origin(split.source, item.name, text))
+            writer.add(document, origin=Origin(split.source, item.name, text), group=item.group)
+            if context.config.has_groups and context.buckets.holds_out(item.group or document.id):
+                writer.mark_held_out(document, bucket=context.buckets.train_bucket_of(document.id))
             signatures.add(item)
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)

@@ -283,7 +283,8 @@ class PipelineConfig(Settings):
     """Allowed share of pairs whose second segment does not follow; outside it a build of 400 or more pairs fails. null:
     0.4 to 0.6, in reference mode 0.4 to 0.75. [0, 1] never fails. Warnings begin halfway."""
     validation_fraction: Fraction = 0.01
-    """Share of documents held out, chosen by the hash of their text; 0 for none."""
+    """Share of documents held out, chosen by the hash of their text; 0 for none. The chapters of a book are held out
+    together, as are neighbouring documents of rows_per_document (about two million characters)."""
     shards: Positive | Literal["auto"] = "auto"
     """Number of training shards; auto: one per 64 MB of text or so."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
@@ -322,6 +323,11 @@ class PipelineConfig(Settings):
         """The weight of each of `source_names`."""
         weights = {source.called: source.weight for source in self.sources}
         return tuple(weights[name] for name in self.source_names)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether some documents are chapters or stretches of a book, which are held out together."""
+        return any(source.unit == "chapter" or source.rows_per_document is not None for source in self.sources)
 
     def _check_weights(self) -> None:
         weights: dict[str, float] = {}

@@ -18,6 +18,7 @@ from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_whole
 from pipeline.sources.chapters import split_chapters
 from pipeline.sources.decoding import REPAIRED, WINDOWS, decode_text
+from pipeline.sources.groups import group_book
 from pipeline.sources.gutenberg import file_books
 from pipeline.sources.listing import is_archive
 
@@ -73,8 +74,12 @@ def _read_chapters(name: str, paragraphs: list[str], *, source: SourceConfig) ->
         yield Note("book_without_chapters", name)
     del paragraphs
     titles = [name] if len(chapters) == 1 else [f"{name}, chapter {number}" for number in range(1, len(chapters) + 1)]
-    for title in titles:
-        yield from assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
+    items = (
+        item
+        for title in titles
+        for item in assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
+    )
+    yield from items if source.unit == "book" else group_book(items)
 
 
 def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ from pipeline.settings import to_tree
 from pipeline.sources.fingerprints import fingerprint_inputs, list_modified
 from pipeline.versions import hash_code
 
-FORMAT = 2
+FORMAT = 3
 _GROUP_CHARACTERS = 8 << 20
 _NAME_BYTES = 160
 """Most bytes of the input file's name that go into the stored file's name, which may have 255 bytes."""
@@ -41,10 +41,11 @@ SCHEMA = pa.schema(
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
         pa.field("noted", pa.bool_()),
+        pa.field("group", pa.binary()),
     ]
 )
-"""Each row is an item, in input order: a document (id, sentences), a Drop (an omission: reason, detail) or a Note (like
-a Drop, but `noted` is true)."""
+"""Each row is an item, in input order: a document (id, sentences, group), a Drop (an omission: reason, detail) or a
+Note (like a Drop, but `noted` is true)."""
 
 
 def read_through(
@@ -111,11 +112,12 @@ def _row(item: Document | Drop) -> dict[str, Any]:
     if isinstance(item, Drop):
         noted = isinstance(item, Note)
         return {"name": item.name, "reason": item.reason, "detail": item.detail, "noted": noted}
-    return {"document_id": item.id, "name": item.name, "sentences": list(item.sentences)}
+    return {"document_id": item.id, "name": item.name, "sentences": list(item.sentences), "group": item.group}
 
 
 def _row_bytes(row: dict[str, Any]) -> bytes:
     content = [row["name"], row.get("sentences"), row.get("reason"), row.get("detail"), row.get("noted")]
+    content.append((row.get("group") or b"").hex())
     return json.dumps(content, ensure_ascii=True).encode() + b"\n"
 
 
@@ -133,7 +135,7 @@ def _read(path: str, *, key: str) -> Iterator[Document | Drop]:
                     if row["sentences"] is None:
                         yield (Note if row["noted"] else Drop)(row["reason"], row["name"], row["detail"])
                     else:
-                        yield Document(row["name"], tuple(row["sentences"]))
+                        yield Document(row["name"], tuple(row["sentences"]), row["group"])
     except storage.StorageError:
         raise
     except (pa.ArrowException, OSError, KeyError) as error:

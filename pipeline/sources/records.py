@@ -17,6 +17,7 @@ from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources import parquet_pages
 from pipeline.sources.assembly import assemble
+from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
 _ROWS_AT_ONCE = 32
@@ -84,6 +85,7 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0
+    stretches = Stretches() if config.rows_per_document is not None else None
     for row in rows:
         row_key = row.key if row.key == row.key else None  # NaN (a missing value in pandas) differs from itself
         text = normalize_line(row.text or "")
@@ -93,12 +95,15 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             or num_rows == config.rows_per_document
         )
         if ends and num_rows:
+            group = b"" if stretches is None else stretches.end_document()
             if split.takes(number):
-                yield from assemble(place, sentences)
+                yield from assemble(place, sentences, group=group)
             sentences, num_rows = [], 0
             number += 1
         place = place if sentences else row.place
         key = row_key
+        if stretches is not None:
+            stretches.add(text)
         if not text:
             if not config.blank_row_ends_document:
                 num_rows += 1
@@ -108,7 +113,7 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
         num_rows += 1
         sentences.append(text)
     if num_rows and split.takes(number):
-        yield from assemble(place, sentences)
+        yield from assemble(place, sentences, group=b"" if stretches is None else stretches.end_document())
 
 
 # ---- JSON lines ----
