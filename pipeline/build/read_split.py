@@ -13,7 +13,7 @@ from typing import Any
 from pipeline import storage
 from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
 from pipeline.dataset import id_type
-from pipeline.dedup import BandExtent, SignatureWriter
+from pipeline.dedup import BandExtent, SignatureWriter, open_runs
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
 from pipeline.runtime import BuildContext, WorkReport
@@ -72,6 +72,7 @@ def spill_documents(
     types = id_type(context.vocabulary_size)
     cleaning = context.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
+    held = open_runs(context.hold_out) if context.hold_out else None
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
         tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
@@ -97,6 +98,12 @@ def spill_documents(
                 drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
                 rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
+            match = None if held is None else held.find(item.sentences)
+            if match is not None:
+                reason, detail = f"in_hold_out: {match.file}", f"both have: {match.words}"
+                drop(item, reason, detail)
+                rejects.add(source=split.source, name=item.name, reason=reason, detail=detail, text=text)
+                continue
             document = replace(tokenizer.tokenize(item), source=number)
             if not document.ids.size:
                 drop(item, "no_tokens", "nothing is left after normalisation")
@@ -118,8 +125,10 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: its place and its file's content. The build's hash covers how it is read."""
-    return {**asdict(split), "input": context.inputs[split.path]}
+    """Return the key of a split's record: its place, its file's content and the texts held out. The build's hash covers
+    how it is read."""
+    held = {"hold_out": storage.base_name(context.hold_out)} if context.hold_out else {}
+    return {**asdict(split), "input": context.inputs[split.path], **held}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:

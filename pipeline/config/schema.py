@@ -254,6 +254,9 @@ class PipelineConfig(Settings):
     """Which vocabulary to use, or how to train one."""
     cleaning: CleaningConfig = CleaningConfig()
     """Which documents are left out."""
+    hold_out: tuple[str, ...] = ()
+    """Files, folders, globs or URLs of texts to keep out of the data set, such as evaluation sets (text, JSON, tables,
+    Parquet, archives). A document that shares 13 words in a row with one of them is left out, and counted by file."""
     output: str
     """Folder of the data set, or its s3:// or gs:// URL; must be absent, empty, or an unfinished or finished build
     with the same settings."""
@@ -349,6 +352,8 @@ class PipelineConfig(Settings):
     def _check_together(self) -> PipelineConfig:
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
+        if not all(self.hold_out):
+            raise ValueError("hold_out names an empty path; give a file, a folder or a glob")
         self._check_weights()
         for name in self.download.bring:
             if name not in self.source_names:
@@ -379,7 +384,7 @@ class PipelineConfig(Settings):
         """Settings that shape the data: without output, engines, workers, download, bounds and paths of inputs."""
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]
-        del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]
+        del tree["hold_out"], tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]
         for source in tree["sources"]:
             del source["path"], source["clean_documents"]
         tree["sources"].sort(key=lambda source: sorted(map(str, source.items())))

@@ -33,6 +33,9 @@ class BuildContext:
     """A hash of everything except the input that determines what workers write (publish.hash_build)."""
     inputs: Mapping[str, str]
     """The fingerprint of each input file, by path."""
+    hold_out: str = ""
+    """The file with the word runs of config.hold_out (pipeline/dedup/held_texts.py). Its name has a hash of their
+    content; empty if nothing is held out by text."""
     notes: str = ""
     """A local folder for counts, failures and results, used if all workers run on this machine and `work` is on an
     object store. Otherwise it is empty, and `work` has these files."""

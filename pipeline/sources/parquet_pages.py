@@ -2,10 +2,9 @@
 
 pyarrow holds a whole page and a whole dictionary, each up to three times. Its writer puts up to 1,024 rows into one
 page, so a row group of 1,000 novels (616 MB) takes 3.5 GiB. Here a page is decompressed in pieces of about a megabyte,
-and a large dictionary lies in a temporary file: 60 MB of memory in all. A stretch of raw Snappy has no end of its own,
-but its writers compress blocks of 64 KiB on their own: the file is cut between them.
+and a large dictionary lies in a temporary file: 60 MB of memory in all.
 
-The format: https://parquet.apache.org/docs/file-format, https://github.com/google/snappy/blob/main/format_description.txt
+The format: https://parquet.apache.org/docs/file-format
 """
 
 from __future__ import annotations
@@ -19,26 +18,23 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from pipeline import storage
+from pipeline.sources.page_compression import (
+    CODECS,
+    PIECE_BYTES,
+    PageError,
+    UnreadableFormatError,
+    expand,
+    read_varint,
+    take_byte,
+)
 
-_PIECE_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_DICTIONARY_IN_MEMORY = 16 << 20
-_SNAPPY_BLOCK, _MOST_SNAPPY_BYTES = 1 << 16, 8 << 20
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 _PLAIN, _RLE, _DICTIONARY_INDEXES = 0, 3, (2, 8)
-_STREAMED = {"GZIP": "gzip", "ZSTD": "zstd", "BROTLI": "brotli"}
 _ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-
-
-class PageError(ValueError):
-    """A page is damaged, or does not follow the format."""
-
-
-class UnreadableFormatError(Exception):
-    """A page has a form that only pyarrow reads here. The values before it were yielded."""
 
 
 def can_read(chunk: Any, column: Any) -> bool:
@@ -48,7 +44,7 @@ def can_read(chunk: Any, column: Any) -> bool:
         chunk.physical_type == "BYTE_ARRAY"
         and column.max_repetition_level == 0
         and column.max_definition_level <= 1
-        and chunk.compression in {"UNCOMPRESSED", "SNAPPY", *_STREAMED}
+        and chunk.compression in CODECS
         and set(chunk.encodings) <= _ENCODINGS
     )
 
@@ -80,7 +76,7 @@ def _read_pages(stream: _Counted, *, chunk: Any, nullable: bool) -> Iterator[byt
                 raise PageError("a page has a negative size")
             raw = _Counted(stream, stored, checksum=header.get(4))
             if kind == _DICTIONARY:
-                content = _Content(_expand(raw, codec=chunk.compression, size=size), size)
+                content = _Content(expand(raw, codec=chunk.compression, size=size), size)
                 dictionary.fill(_plain_values(content, header[7][2]))
             elif kind in (_DATA, _DATA_2):
                 page = header[5 if kind == _DATA else 8]
@@ -97,7 +93,7 @@ def _open_page(
     raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
 ) -> tuple[npt.NDArray[np.bool_], int, _Content]:
     """Return for each row of a page whether it has a value, and the encoding and content of the values."""
-    content = _Content(_expand(raw, codec=codec, size=size), size)
+    content = _Content(expand(raw, codec=codec, size=size), size)
     if not nullable:
         return np.ones(page[1], np.bool_), page[2], content
     if page[3] != _RLE:
@@ -114,7 +110,7 @@ def _open_page_2(
     raw.take(page[6])
     rest = size - page[5] - page[6]
     codec = codec if page.get(7, True) else "UNCOMPRESSED"
-    content = _Content(_expand(raw, codec=codec, size=rest), rest)
+    content = _Content(expand(raw, codec=codec, size=rest), rest)
     present = _decode_runs(levels, width=1, count=page[1]) == 1 if nullable else np.ones(page[1], np.bool_)
     return present, page[4], content
 
@@ -230,93 +226,9 @@ class _Counted(io.RawIOBase):
     def finish(self) -> None:
         """Skip what was not read. Raises PageError if a checksum was given and the bytes do not have it."""
         while self._left:
-            self.take(min(self._left, _PIECE_BYTES))
+            self.take(min(self._left, PIECE_BYTES))
         if self._checksum is not None and self._crc != self._checksum & 0xFFFFFFFF:
             raise PageError("a page does not have its checksum")
-
-
-# ---- compression ----
-
-
-def _expand(raw: _Counted, *, codec: str, size: int) -> Iterator[bytes]:
-    """Yield the decompressed content of a page, of `size` bytes, in pieces."""
-    if codec == "SNAPPY":
-        yield from _expand_snappy(raw, size=size)
-    elif codec == "UNCOMPRESSED":
-        while piece := raw.read(_PIECE_BYTES):
-            yield piece
-    elif size:
-        with pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), _STREAMED[codec]) as stream:
-            while piece := stream.read(_PIECE_BYTES):
-                yield piece
-
-
-def _list_snappy_steps() -> tuple[list[int], list[int]]:
-    """Return for each first byte of a Snappy element the bytes of the element (0: it has a long literal) and the bytes
-    of text that it stands for."""
-    steps, lengths = [], []
-    for tag in range(256):
-        size = (tag >> 2) + 1
-        if tag & 3 == 0:
-            steps.append(size + 1 if size <= 60 else 0)
-            lengths.append(size)
-        else:
-            steps.append((2, 3, 5)[(tag & 3) - 1])
-            lengths.append((tag >> 2 & 7) + 4 if tag & 3 == 1 else size)
-    return steps, lengths
-
-
-_STEPS, _LENGTHS = _list_snappy_steps()
-
-
-def _expand_snappy(raw: _Counted, *, size: int) -> Iterator[bytes]:
-    """Yield the content of a page that is one stretch of raw Snappy. Raises UnreadableFormatError if it does not
-    consist of blocks."""
-    codec = pa.Codec("snappy")
-    prefix = _varint(raw)
-    if prefix != size:
-        raise PageError(f"a page expands to {prefix} bytes instead of {size}")
-    held, place, text = b"", 0, 0  # `held` begins with a block; its elements before `place` stand for `text` bytes
-    done = 0
-    while done < size:
-        piece = raw.read(_PIECE_BYTES)
-        held += piece
-        # An element's own bytes and the length of a long literal must be there, not the literal itself.
-        stop = len(held) - 5 if piece else len(held)
-        cuts: list[tuple[int, int]] = []
-        while place < stop:
-            tag = held[place]
-            step = _STEPS[tag]
-            if step:
-                place += step
-                text += _LENGTHS[tag]
-            else:
-                width = (tag >> 2) - 59
-                length = int.from_bytes(held[place + 1 : place + 1 + width], "little") + 1
-                place += 1 + width + length
-                text += length
-            if not text & (_SNAPPY_BLOCK - 1) and place <= len(held):
-                cuts.append((place, text))
-        if not piece and (done + text != size or place != len(held)):
-            raise PageError("a page's Snappy data end early")
-        if not cuts and not piece:
-            cuts = [(place, text)]
-        if cuts:
-            end, length = cuts[-1] if piece else (place, text)
-            yield from _expand_blocks(codec, held[:end], length=length)
-            held, place, text, done = held[end:], place - end, text - length, done + length
-        elif len(held) > _MOST_SNAPPY_BYTES:
-            raise UnreadableFormatError
-
-
-def _expand_blocks(codec: pa.Codec, data: bytes, *, length: int) -> Iterator[bytes]:
-    prefix, rest = b"", length
-    while rest > 0x7F:
-        prefix, rest = prefix + bytes([rest & 0x7F | 0x80]), rest >> 7
-    try:
-        yield codec.decompress(prefix + bytes([rest]) + data, length, asbytes=True)
-    except pa.ArrowException as error:
-        raise UnreadableFormatError from error  # a block that refers to an earlier one, or damage: pyarrow decides
 
 
 # ---- levels, indexes and headers ----
@@ -326,13 +238,13 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
     """Return `count` numbers of `width` bits in the hybrid of repeated and bit-packed runs. Without `width`, the first
     byte of the data is the width."""
     stream = io.BytesIO(data)
-    width = _take_byte(stream) if width is None else width
+    width = take_byte(stream) if width is None else width
     if width > 32:
         raise PageError(f"numbers of {width} bits")
     parts: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     found = 0
     while found < count:
-        run = _varint(stream)
+        run = read_varint(stream)
         if run & 1:
             packed = np.frombuffer(stream.read((run >> 1) * width), np.uint8)
             bits = np.unpackbits(packed, bitorder="little")
@@ -348,32 +260,13 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
     return np.concatenate(parts)[:count]
 
 
-def _take_byte(stream: io.BytesIO | _Counted) -> int:
-    data = stream.read(1)
-    if not data:
-        raise PageError("a page ends early")
-    return data[0]
-
-
-def _varint(stream: io.BytesIO | _Counted) -> int:
-    value = shift = 0
-    while True:
-        byte = _take_byte(stream)
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value
-        shift += 7
-        if shift > 63:
-            raise PageError("a number of more than 64 bits")
-
-
 def _read_struct(stream: _Counted, *, depth: int = 0) -> dict[int, Any]:
     """Return the fields of a struct of Thrift's compact protocol, by their ids."""
     fields: dict[int, Any] = {}
     number = 0
-    while byte := _take_byte(stream):
+    while byte := take_byte(stream):
         kind = byte & 0x0F
-        number = number + (byte >> 4) if byte >> 4 else _signed(_varint(stream))
+        number = number + (byte >> 4) if byte >> 4 else _signed(read_varint(stream))
         fields[number] = kind == 1 if kind in (1, 2) else _read_field(stream, kind, depth=depth)
     return fields
 
@@ -382,19 +275,19 @@ def _read_field(stream: _Counted, kind: int, *, depth: int) -> Any:
     if depth > 8:
         raise PageError("a page header is nested too deeply")
     if kind in (1, 2, 3):
-        return _take_byte(stream)
+        return take_byte(stream)
     if kind in (4, 5, 6):
-        return _signed(_varint(stream))
+        return _signed(read_varint(stream))
     if kind == 7:
         return struct.unpack("<d", stream.take(8))[0]
     if kind == 8:
-        size = _varint(stream)
+        size = read_varint(stream)
         if size > _MOST_HEADER_BYTES:
             raise PageError("a page header has a text of more than 16 MiB")
         return stream.take(size)
     if kind in (9, 10):
-        byte = _take_byte(stream)
-        size = byte >> 4 if byte >> 4 < 15 else _varint(stream)
+        byte = take_byte(stream)
+        size = byte >> 4 if byte >> 4 < 15 else read_varint(stream)
         return [_read_field(stream, byte & 0x0F, depth=depth + 1) for _ in range(min(size, _MOST_HEADER_BYTES))]
     if kind == 12:
         return _read_struct(stream, depth=depth + 1)

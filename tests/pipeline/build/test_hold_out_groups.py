@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from corpora import make_config, make_documents
+from corpora import find_sides, make_config, make_documents
 from pipeline.build.recipe import build
-from pipeline.dataset.manifest import Manifest
 from pipeline.documents import Document
 from pipeline.sources import groups
 from pipeline.sources.splits import list_splits, read_documents
@@ -46,16 +45,6 @@ def write_rows(folder: Path, books: Sequence[Sequence[Sequence[str]]]) -> dict[s
         rows = [{"text": line} for chapter in book for line in chapter]
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{number}.parquet")
     return {"kind": "parquet", "path": str(folder), "row": "sentence", "rows_per_document": 10}
-
-
-def find_sides(folder: Path, manifest: Manifest) -> dict[str, set[bytes]]:
-    """The ids of the documents in the rows of each part of a set, second segments included."""
-    sides: dict[str, set[bytes]] = {"train": set(), "validation": set()}
-    for shard in manifest.shards:
-        table = pq.read_table(folder / "out" / shard.path, columns=["document_id", "second_document_id"])
-        for column in table.columns:
-            sides[shard.split] |= {name for name in column.to_pylist() if name is not None}
-    return sides
 
 
 WRITERS = [write_books, write_lines, write_rows]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import SourceConfig
 from pipeline.documents import Document
-from pipeline.sources import parquet_pages, records
+from pipeline.sources import page_compression, parquet_pages, records
 from source_items import read_source
 
 CODECS = ["none", "snappy", "gzip", "zstd", "brotli"]
@@ -113,8 +113,8 @@ def test_a_form_that_only_pyarrow_reads_is_read_too(
     path = write(tmp_path / "a.parquet", texts, compression=codec, data_page_size=1 << 16, use_dictionary=False)  # type: ignore[arg-type]
     monkeypatch.setattr(records, "_LARGE_BYTES", 0)
     whole = documents(path)
-    monkeypatch.setattr(parquet_pages, "_SNAPPY_BLOCK", 1 << 40)
-    monkeypatch.setattr(parquet_pages, "_MOST_SNAPPY_BYTES", 0)
+    monkeypatch.setattr(page_compression, "_SNAPPY_BLOCK", 1 << 40)
+    monkeypatch.setattr(page_compression, "_MOST_SNAPPY_BYTES", 0)
     assert documents(path) == whole
     assert [sentences[0] for sentences in whole] == [f"Row {number}." for number in range(4_000)]
 
