@@ -1,7 +1,7 @@
 """Decompresses the pages of Parquet files in pieces of about a megabyte.
 
-pyarrow decompresses raw Snappy only in one go. But Snappy compresses blocks of 64 KiB of text on their own, so a page is
-cut between blocks: https://github.com/google/snappy/blob/main/format_description.txt
+pyarrow decompresses raw Snappy only in one go. But Snappy compresses blocks of 64 KiB of text on their own, so a page
+is cut between blocks: https://github.com/google/snappy/blob/main/format_description.txt
 """
 
 from __future__ import annotations
