@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.units import count_of
-from pipeline.yaml_numbers import NumberDumper, NumberLoader
+from pipeline.yaml_numbers import BOOL_TEXTS, NumberDumper, NumberLoader
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
@@ -261,7 +261,8 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Convert integers to floats and lists to tuples if a field needs it: YAML does not distinguish them."""
+    """Convert what YAML does not distinguish to what a field needs: integers to floats, lists to tuples, and yes, no,
+    on and off to truth values."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -275,6 +276,8 @@ def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
             result[name] = tuple(_widen_numbers(inner, item) for item in value)
         elif isinstance(value, list):
             result[name] = tuple(value)
+        elif isinstance(value, str) and value in BOOL_TEXTS and _accepts(field.annotation, bool):
+            result[name] = value if _accepts(field.annotation, str) else BOOL_TEXTS[value]
         elif isinstance(value, int) and not isinstance(value, bool) and _accepts(field.annotation, float):
             result[name] = value if _accepts(field.annotation, int) else _to_float(value)
     return result

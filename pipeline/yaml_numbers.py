@@ -1,4 +1,4 @@
-"""YAML loader and dumper with the numbers of YAML 1.2; a mapping may not repeat a key."""
+"""YAML loader and dumper with the numbers and truth values of YAML 1.2; a mapping may not repeat a key."""
 
 from __future__ import annotations
 
@@ -37,10 +37,19 @@ _NUMBERS = {
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|\.nan$|\.NaN$|\.NAN$",
 }
 """Numbers of YAML 1.2. 010 and 1:30 are texts; YAML 1.1 reads them as 8 and 90."""
+_BOOLS = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+"""YAML 1.1 reads yes, no, on and off as bool too, and with them the code of Norwegian."""
+BOOL_TEXTS = {
+    written: value
+    for text, value in (("yes", True), ("no", False), ("on", True), ("off", False))
+    for written in (text, text.capitalize(), text.upper())
+}
+"""Texts that stand for true and false in a setting that is a bool."""
 NumberLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float"))]
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float", ":bool"))]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+NumberLoader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLS, list("tTfF"))
 for _tag, _pattern in _NUMBERS.items():
     for _side in (NumberLoader, NumberDumper):
         _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list("-+.0123456789"))
