@@ -5,8 +5,8 @@ Such a mistake costs a whole run: another language's sentence rules, or words th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from math import comb
 
 from tokenizers import Tokenizer
 
@@ -33,11 +33,13 @@ _OF_COUNTRIES = {
 }
 """Country code -> language code, for country codes often given as languages (kr is Kanuri or unknown)."""
 _FEW_CAPITALS = 0.01
+_FEWEST_PREDICTIONS = 0.8
+"""Share of the targets of a full row that max_predictions must leave room for."""
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
     """Return one line per warning. `tokenizer` is the given vocabulary; None if one will be trained."""
-    found = list(_advise_on_languages(config.sources))
+    found = [*_advise_on_languages(config.sources), *_advise_on_predictions(config)]
     path = config.vocabulary.path
     if tokenizer is not None:
         found += _advise_on_training(config.vocabulary, size=tokenizer.vocab_size)
@@ -61,6 +63,17 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
                 f"sources.{index}.language={code!r} is not the code of any Wikipedia, so sentences may be split by "
                 "English rules; give a code such as ko, ja, zh, de"
             )
+
+
+def _advise_on_predictions(config: PipelineConfig) -> Iterator[str]:
+    """Warn if full rows have room for far fewer targets than masked_probability asks for."""
+    wanted = math.ceil(config.masked_probability * config.max_seq_length)
+    if config.predictions < _FEWEST_PREDICTIONS * wanted:
+        yield (
+            f"max_predictions={config.predictions} masks {100 * config.predictions / config.max_seq_length:.1f}% of a "
+            f"row of max_seq_length={config.max_seq_length} tokens, not {100 * config.masked_probability:g}% "
+            f"(masked_probability), so training sees fewer targets; set max_predictions={wanted}, or remove it"
+        )
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
@@ -99,7 +112,7 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
 
 def _are_few(books: int, *, fewest: int, fraction: float) -> bool:
     too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
-    failing = sum(comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
+    failing = sum(math.comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
     return books < 2 * fewest or failing > 0.99
 
 

@@ -56,6 +56,9 @@ class SourceConfig(Settings):
     """jsonl, parquet: what a row is."""
     text_column: str = "text"
     """jsonl, parquet: the column (field) that holds the text."""
+    skip_without_text: bool = False
+    """jsonl: leave out objects without `text_column`, such as the index rows of CirrusSearch dumps, and count them.
+    false: such an object is an error that names its line."""
     document_column: str | None = None
     """jsonl, parquet with row: sentence: a document ends when the value of this column changes."""
     blank_row_ends_document: bool = False
@@ -78,6 +81,8 @@ class SourceConfig(Settings):
         bounds = (self.document_column is not None, self.blank_row_ends_document, self.rows_per_document is not None)
         if self.unit != "book" and self.kind != "books":
             raise ValueError(f"unit: {self.unit} is for kind books, not for kind {self.kind}; remove it")
+        if self.skip_without_text and self.kind != "jsonl":
+            raise ValueError(f"skip_without_text is for kind jsonl, not for kind {self.kind}; remove it")
         self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
             lines = self.kind == "text" and self.row == "document" and not any(bounds[:2])

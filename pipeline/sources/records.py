@@ -34,6 +34,8 @@ class _Row(NamedTuple):
     place: str
     text: str | None
     key: object
+    is_skipped: bool = False
+    """Whether the row has no text_column, and skip_without_text is set."""
 
 
 def split_records(
@@ -74,7 +76,7 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
         return
     for row in rows:
         if row.text is None:
-            yield Drop("null_text", row.place)
+            yield Drop("no_text_field" if row.is_skipped else "null_text", row.place)
         else:
             yield from assemble(row.place, split_sentences(row.text, language=source.language))
 
@@ -87,6 +89,10 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
     number = 0
     stretches = Stretches() if config.rows_per_document is not None else None
     for row in rows:
+        if row.is_skipped:
+            if split.takes(number):
+                yield Drop("no_text_field", row.place)
+            continue
         row_key = row.key if row.key == row.key else None  # NaN (a missing value in pandas) differs from itself
         text = normalize_line(row.text or "")
         ends = (
@@ -123,7 +129,9 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     where = f" after byte {split.start}" if split.start else ""
     for number, line in read_lines(split):
         place = f"{split.path}, line {number}{where}"
-        if not line.strip() or (config.row == "document" and not split.takes(number)):
+        # With index rows, every second line is a document: neighbours go to the same part.
+        turn = (number + 1) // 2 if config.skip_without_text else number
+        if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue
         try:
             record = json.loads(line)
@@ -131,6 +139,9 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
+        if config.skip_without_text and config.text_column not in record:
+            yield _Row(f"{shown_name(split.path)}, line {number}{where}", None, None, is_skipped=True)
+            continue
         text = _field(record, config.text_column, place=place, setting="text_column")
         if text is not None and not isinstance(text, str):
             raise ValueError(f"{place}: '{config.text_column}' contains {text!r:.40}, not text; check text_column")

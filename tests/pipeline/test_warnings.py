@@ -188,3 +188,27 @@ def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_advised_on(unknown
     config = make_config(vocabulary={"path": "t.json"})
     found = list_advice(config, tokenizer=WordTokenizer(backend, origin="t.json"))
     assert ["drops characters" in line for line in found] == ([] if unknown else [True])
+
+
+@pytest.mark.parametrize(
+    ("length", "predictions", "probability", "warned"),
+    [
+        (512, 20, 0.15, True),
+        (512, 77, 0.15, False),
+        (128, 20, 0.15, False),
+        (512, None, 0.15, False),
+        (128, 20, 0.3, True),
+    ],
+)
+def test_fewer_predictions_than_the_rate_needs_are_warned_of(
+    length: int, predictions: int | None, probability: float, warned: bool
+) -> None:
+    """The published settings are 20 at 128 and 77 at 512; 20 at 512 is a common slip."""
+    config = make_config(max_seq_length=length, max_predictions=predictions, masked_probability=probability)
+    found = [line for line in list_advice(config, tokenizer=None) if "max_predictions" in line]
+    assert bool(found) == warned
+    if length == 512 and warned:
+        assert found == [
+            "max_predictions=20 masks 3.9% of a row of max_seq_length=512 tokens, not 15% (masked_probability), so "
+            "training sees fewer targets; set max_predictions=77, or remove it"
+        ]
