@@ -142,6 +142,10 @@ class RowTally:
     masked_as: Counter[str] = field(default_factory=Counter)
     """The same by what is shown: the mask token ("mask"), the token itself ("kept"), or another one ("random")."""
     examples: list[Example] = field(default_factory=list)
+    repeated_lines: Counter[str] = field(default_factory=Counter)
+    """Occurrences of the lines that repeat all over a shard, by text (pipeline/instances/repeated_lines.py)."""
+    repeated_in: Counter[str] = field(default_factory=Counter)
+    """Documents with each of those lines."""
 
     @property
     def rows(self) -> int:
@@ -269,8 +273,8 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
         return tuple(value) if isinstance(value, list) else value
 
     examples = [Example(**{name: freeze(value) for name, value in each.items()}) for each in tree.pop("examples")]
-    masked_as = Counter(tree.pop("masked_as"))
-    return RowTally(**tree, **counters, masked_as=masked_as, examples=examples)
+    counters |= {name: Counter(tree.pop(name)) for name in ("masked_as", "repeated_lines", "repeated_in")}
+    return RowTally(**tree, **counters, examples=examples)
 
 
 def _add(one: Any, other: Any) -> Any:

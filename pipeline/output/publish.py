@@ -45,6 +45,8 @@ _ENOUGH_ROWS = 400
 _ENOUGH_TO_WARN = 1600
 """The same for the narrower range of the warning."""
 MOST_UNKNOWN = 0.01
+_REPEATED_SENTENCES, _REPEATED_DOCUMENTS = 0.01, 0.1
+_MOST_LINES, _SHOWN_LINE = 3, 60
 """A build warns if the share of [UNK] is larger; a vocabulary trained on the text leaves less than 0.001."""
 
 
@@ -107,6 +109,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs split one sentence; "
             "check what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
+    found += _list_repeated_lines(result, sentences=sentences, documents=documents)
     found += _list_unseen_sources(result, config=config)
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
@@ -117,6 +120,19 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
         )
     return found
+
+
+def _list_repeated_lines(result: BuildResult, *, sentences: int, documents: int) -> list[str]:
+    """Warnings about lines that repeat all over the set."""
+    lines: Counter[str] = sum((tally.repeated_lines for tally in result.tallies.values()), Counter())
+    spread: Counter[str] = sum((tally.repeated_in for tally in result.tallies.values()), Counter())
+    return [
+        f"the line {text[:_SHOWN_LINE]!r} stands {count:,} times in {spread[text]:,} of {documents:,} documents "
+        f"({100 * count / sentences:.0f}% of all sentences), so next sentences cannot be told from others, and rows "
+        "repeat; remove it from the source, or set cleaning.max_repeated_lines to leave out documents that repeat lines"
+        for text, count in sorted(lines.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LINES]
+        if count >= _REPEATED_SENTENCES * sentences or spread[text] >= _REPEATED_DOCUMENTS * documents
+    ]
 
 
 def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
