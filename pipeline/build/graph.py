@@ -259,8 +259,10 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
     if dropped is not None:
         near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    lowest = np.sort(index.groups[kept].view(">u8").reshape(-1, 2)[:, 0])[:2].tolist()  # as `membership`
-    return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+    hashes = np.sort(index.groups[kept].view(">u8").reshape(-1, 2)[:, 0]).tolist()  # as `membership`
+    tokens = int(index.tokens[kept].sum())
+    highest = hashes[-1] if hashes else 0
+    return BucketCount(bucket, documents=kept.size, tokens=tokens, lowest=tuple(hashes[:2]), highest=highest)
 
 
 def assign_shard(

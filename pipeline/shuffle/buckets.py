@@ -66,6 +66,8 @@ class BucketCount:
     documents: int
     tokens: int
     lowest: tuple[int, ...]
+    highest: int = _HASH_RANGE
+    """The largest hash from `membership`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ def _check_documents(
         remedy = f"set validation_fraction=0, or {more}"
         if documents >= 2 * fewest and needed <= 0.5:
             remedy = f"the smallest value that works here is {needed}; set it, or 0 to hold out nothing, or {more}"
+        if grouped and lowest and lowest[0] == max(count.highest for count in counts):
+            remedy = "all are parts of one book; set validation_fraction=0, or add books"
         raise ValueError(
             f"validation_fraction={fraction} holds out {held_out} of {of}, but must "
             f"hold out at least {fewest}: {remedy}"

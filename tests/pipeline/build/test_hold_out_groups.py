@@ -110,3 +110,12 @@ def test_too_few_books_are_refused_with_the_smallest_fraction(tmp_path: Path) ->
     fraction = float(str(caught.value).split("works here is ")[1].split(";")[0])
     manifest = build(config.model_copy(update={"validation_fraction": fraction}), say=lambda line: None)
     assert len(find_sides(tmp_path, manifest)["validation"]) == 4
+
+
+def test_one_book_cannot_be_held_out_in_part(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in", make_books(1))
+    config = make_config(tmp_path, sources=[source], validation_fraction=0.01)
+    with pytest.raises(
+        ValueError, match="at least 2: all are parts of one book; set validation_fraction=0, or add books"
+    ):
+        build(config, say=lambda line: None)
