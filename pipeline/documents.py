@@ -26,11 +26,19 @@ class Document:
 
     name: str
     sentences: tuple[str, ...]
+    group: bytes = b""
+    """16 bytes that the chapters or stretches of a book share; empty for a document that is no part of another. The
+    documents of a group are held out together, or not at all."""
 
     @property
     def id(self) -> bytes:
         """The hash of the text, 16 bytes: blake2b of the sentences joined by line breaks, in UTF-8."""
-        return hashlib.blake2b("\n".join(self.sentences).encode(), digest_size=ID_BYTES).digest()
+        return hash_texts(*self.sentences)
+
+
+def hash_texts(*texts: str) -> bytes:
+    """Return a hash of the texts, 16 bytes: blake2b of the texts joined by line breaks, in UTF-8."""
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=ID_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)

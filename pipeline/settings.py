@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.units import count_of
-from pipeline.yaml_numbers import NumberDumper, NumberLoader
+from pipeline.yaml_numbers import BOOL_TEXTS, NumberDumper, NumberLoader
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
 
@@ -276,8 +276,8 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Return a copy of `tree` in which integers become floats, and lists become tuples, if the field of `cls` has that
-    type. YAML does not distinguish these types."""
+    """Return a copy of `tree` in which integers become floats, lists become tuples, and yes, no, on and off become
+    truth values, if the field of `cls` has that type. YAML does not distinguish these types."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -291,6 +291,8 @@ def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
             result[name] = tuple(_widen_numbers(inner, item) for item in value)
         elif isinstance(value, list):
             result[name] = tuple(value)
+        elif isinstance(value, str) and value in BOOL_TEXTS and _accepts(field.annotation, bool):
+            result[name] = value if _accepts(field.annotation, str) else BOOL_TEXTS[value]
         elif isinstance(value, int) and not isinstance(value, bool) and _accepts(field.annotation, float):
             result[name] = value if _accepts(field.annotation, int) else _to_float(value)
     return result

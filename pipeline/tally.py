@@ -179,6 +179,10 @@ class RowTally:
     """The number of masked positions by what the model gets: [MASK] ("mask"), the same token ("kept") or another token
     ("random")."""
     examples: list[Example] = field(default_factory=list)
+    repeated_lines: Counter[str] = field(default_factory=Counter)
+    """Occurrences of the lines that repeat all over a shard, by text (pipeline/instances/repeated_lines.py)."""
+    repeated_in: Counter[str] = field(default_factory=Counter)
+    """Documents with each of those lines."""
 
     @property
     def rows(self) -> int:
@@ -327,12 +331,12 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
         return tuple(value) if isinstance(value, list) else value
 
     examples = [Example(**{name: freeze(value) for name, value in each.items()}) for each in tree.pop("examples")]
-    masked_as = Counter(tree.pop("masked_as"))
+    counters |= {name: Counter(tree.pop(name)) for name in ("masked_as", "repeated_lines", "repeated_in")}
     shortcuts = {
         rule: Counter({int(code): count for code, count in found.items()})
         for rule, found in tree.pop("shortcuts").items()
     }
-    return RowTally(**tree, **counters, masked_as=masked_as, examples=examples, shortcuts=shortcuts)
+    return RowTally(**tree, **counters, examples=examples, shortcuts=shortcuts)
 
 
 def _add(one: Any, other: Any) -> Any:

@@ -1,5 +1,5 @@
-"""A YAML loader and a YAML dumper that read and write numbers as YAML 1.2 does. The loader refuses a mapping that
-repeats a key."""
+"""A YAML loader and a YAML dumper that read and write numbers and truth values as YAML 1.2 does. The loader refuses a
+mapping that repeats a key."""
 
 from __future__ import annotations
 
@@ -41,10 +41,20 @@ _NUMBERS = {
 }
 """Patterns of the numbers that YAML 1.2 has. In YAML 1.2, 010 and 1:30 are texts, but in YAML 1.1 they are the numbers
 8 and 90."""
+_BOOLS = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+"""The truth values of YAML 1.2. In YAML 1.1, yes, no, on and off are truth values too, also where no is the code of
+Norwegian."""
+BOOL_TEXTS = {
+    written: value
+    for text, value in (("yes", True), ("no", False), ("on", True), ("off", False))
+    for written in (text, text.capitalize(), text.upper())
+}
+"""Texts that stand for true and false in a setting that is a bool."""
 NumberLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float"))]
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float", ":bool"))]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+NumberLoader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLS, list("tTfF"))
 for _tag, _pattern in _NUMBERS.items():
     for _side in (NumberLoader, NumberDumper):
         _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list("-+.0123456789"))

@@ -1,6 +1,6 @@
 """Checks over all shards: identical rows, documents in two shards or both splits, contradicting labels.
 
-Workers write 48 bytes for each row, and 24 for each document of each row group, to a temporary folder (the spill),
+Workers write 49 bytes for each row, and 24 for each document of each row group, to a temporary folder (the spill),
 divided by hash into parts of about PART_BYTES. Each part is sorted alone, so memory does not grow with the data set.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.audit.blocks import Block, Bools, Facts, Vocabulary, hash_runs, mix
+from pipeline.audit.blocks import Block, Bools, Facts, Vocabulary, are_repetitive, hash_runs, mix
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.following import document_keys
 
@@ -25,6 +25,8 @@ _ACTION_BITS = 0.6
 MIN_TOKENS = 32
 """Rows with fewer tokens may be repeated by chance, so their repetition is a note. The check for leakage uses half of
 max_seq_length as its limit if that is less."""
+_FEWEST_DOCUMENTS = 3
+"""A text that stands in this number of documents or more repeats all over the corpus."""
 ROW = np.dtype(
     [
         ("pair", "<u8", 2),
@@ -36,11 +38,13 @@ ROW = np.dtype(
         ("length", "<u2"),
         ("label", "i1"),
         ("bits", "u1"),
+        ("repeats", "?"),
     ]
 )
 """The record of one row. pair is a 128-bit hash of the unmasked ids, and rest is a hash of the mask sets and the label.
 shard, group and row are numbers that say where the row is. length is in tokens. bits is -log2 of the chance that
-another row with the same ids gets the same masks."""
+another row with the same ids gets the same masks. repeats is true if the row says little, over and over (see
+are_repetitive)."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
 """The record of one document in one row group. id is the 16-byte document id."""
 
@@ -67,6 +71,7 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
     found["length"] = np.minimum(block.lengths, 65_535)
     found["label"] = block.label
     found["bits"] = np.minimum(255, _surprise(block))
+    found["repeats"] = are_repetitive(block)
     return found
 
 
@@ -204,7 +209,9 @@ def _check_labels(
     rows, group = rows[order], group[order]
     same = (group[1:] == group[:-1]) & (rows["document"][1:] == rows["document"][:-1])
     clash = np.flatnonzero(same & (rows["label"][1:] == 1) & (rows["label"][:-1] == 0)) + 1
-    long = rows["length"][clash] >= MIN_TOKENS
+    documents = np.bincount(group[np.flatnonzero(np.append(True, ~same))])
+    often = rows["repeats"] | (documents[group] >= _FEWEST_DOCUMENTS)
+    long = (rows["length"][clash] >= MIN_TOKENS) & ~often[clash]
     for chosen, short in ((clash[long], False), (clash[~long], True)):
         if chosen.size:
             place, other = min(
@@ -226,15 +233,31 @@ def _check_leaks(
     inside = np.flatnonzero(np.repeat(both, np.diff(starts, append=rows.size)) & held)
     shortest = min(MIN_TOKENS, facts.max_seq_length // 2)
     long = rows["length"][inside] >= shortest
-    for chosen, size, note in (
-        (inside[long], f"at least {shortest}", False),
-        (inside[~long], f"fewer than {shortest}", True),
+    other, often = _compare_documents(rows, new_pair, held=held)
+    repeated = long & other[inside] & often[inside]
+    for chosen, text, note in (
+        (inside[long & ~repeated], f"held-out row of at least {shortest} tokens is in training too", False),
+        (inside[repeated], "held-out row is in training too, from other documents: lines that repeat", True),
+        (inside[~long], f"held-out row of fewer than {shortest} tokens is in training too", True),
     ):
         if chosen.size:
             place = min(_place(rows[at], shards) for at in chosen[:1000].tolist())
-            findings.add(
-                "leakage", place, f"held-out row of {size} tokens is in training too", count=chosen.size, note=note
-            )
+            findings.add("leakage", place, text, count=chosen.size, note=note)
+
+
+def _compare_documents(rows: npt.NDArray[Any], new_pair: Bools, *, held: Bools) -> tuple[Bools, Bools]:
+    """Return for each row whether its equals on the other side all come from other documents, and whether the text
+    repeats all over the corpus: within the row, or in _FEWEST_DOCUMENTS documents. `rows` is ordered by `pair`."""
+    group = np.cumsum(new_pair) - 1
+    order = np.lexsort((held, rows["document"], group))
+    names = np.append(True, (np.diff(group[order]) != 0) | (np.diff(rows["document"][order]) != 0))
+    starts = np.flatnonzero(names)
+    sides = held[order].astype(np.int64)
+    both = np.maximum.reduceat(sides, starts) != np.minimum.reduceat(sides, starts)
+    num_groups = int(group[-1]) + 1
+    documents = np.bincount(group[order][starts], minlength=num_groups)
+    shared = np.bincount(group[order][starts], weights=both, minlength=num_groups) > 0
+    return ~shared[group], np.asarray(rows["repeats"] | (documents[group] >= _FEWEST_DOCUMENTS))
 
 
 def _check_documents(

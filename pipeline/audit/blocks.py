@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pipeline.audit.findings import Place
 
+_DIFFERENT = 2.5
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Bytes16: TypeAlias = npt.NDArray[np.uint8]
@@ -174,3 +175,12 @@ def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> 
     scrambled = mix(values + (place.astype(np.uint64) + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93) + base)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(scrambled, dtype=np.uint64)])
     return mix(sums[offsets[1:]] - sums[offsets[:-1]] + lengths.astype(np.uint64) * np.uint64(0xA0761D6478BD642F))
+
+
+def are_repetitive(block: Block) -> Bools:
+    """Return for each row whether it has so few different tokens that it must repeat a few lines. Prose of 128 tokens
+    has 80 different ones, a line of 10 tokens repeated has 10; the bound is 28."""
+    rows = np.sort((block.token_rows.astype(np.int64) << 32) | block.ids.astype(np.int64))
+    new = np.append(True, rows[1:] != rows[:-1])[: rows.size]
+    different = np.bincount(rows[new] >> 32, minlength=len(block))
+    return np.asarray(different <= _DIFFERENT * np.sqrt(block.lengths))

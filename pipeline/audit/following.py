@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, hash_runs, mix, offsets_of
+from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, are_repetitive, hash_runs, mix, offsets_of
 from pipeline.audit.findings import Findings, Place
 
 WINDOW = 4
@@ -31,6 +31,11 @@ def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
     """Return uint64[n]: a hash of each 16-byte document id (ids: uint8[n, 16])."""
     words = np.ascontiguousarray(ids).view(np.uint64).reshape(-1, 2)
     return mix(words[:, 0] + mix(words[:, 1]))
+
+
+def _count_up(sizes: Int64s) -> Int64s:
+    """Return 0, 1, ... for each size, one after another."""
+    return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def _windows(keys: UInt64s) -> UInt64s:
@@ -52,6 +57,7 @@ class Negatives:
     hashes: list[UInt64s] = field(default_factory=list)
     groups: list[Int64s] = field(default_factory=list)
     rows: list[Int64s] = field(default_factory=list)
+    repetitive: list[Bools] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
         """Keep the negatives (pairs labelled not next) of a block (rows of a row group), except negatives with too
@@ -73,6 +79,7 @@ class Negatives:
         self.hashes.append(hash_runs(vocabulary.keys[block.ids[tokens]], offsets_of(second[chosen]), salt=3))
         self.groups.append(np.full(chosen.size, block.row_group))
         self.rows.append(block.numbers[chosen])
+        self.repetitive.append(are_repetitive(block)[chosen])
 
     def seal(self) -> Sealed:
         """Return all negatives (pairs labelled not next) that `add` kept, sorted for look-up."""
@@ -80,9 +87,20 @@ class Negatives:
         order = np.argsort(keys, kind="stable")
         keys, hashes = keys[order], np.concatenate(self.hashes)[order]
         lengths, groups, rows = (np.concatenate(part)[order] for part in (self.lengths, self.groups, self.rows))
+        repetitive = np.concatenate(self.repetitive)[order]
         table = np.zeros(1 << _TABLE_BITS, np.bool_)
         table[keys >> np.uint64(64 - _TABLE_BITS)] = True
-        return Sealed(keys, lengths, hashes, groups, rows, table, np.zeros(keys.size, np.bool_))
+        return Sealed(
+            keys,
+            lengths,
+            hashes,
+            groups,
+            rows,
+            table,
+            np.zeros(keys.size, np.bool_),
+            repetitive,
+            np.zeros(keys.size, np.int64),
+        )
 
 
 @dataclass(slots=True)
@@ -91,6 +109,9 @@ class Sealed:
     the boundary).
 
     found (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
+    repetitive (a bool for each negative) is true if the row repeats a few lines. seen (an int64 for each negative) says
+    how often the text around the boundary stands in rows of the document. If that is clearly more often than there are
+    `passes`, the document repeats the text, and the second segment then follows by chance.
     """
 
     keys: UInt64s
@@ -100,6 +121,9 @@ class Sealed:
     rows: Int64s
     table: Bools
     found: Bools
+    repetitive: Bools
+    seen: Int64s
+    passes: int = 1
 
     def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
         """Set `found` to true for each negative (pair labelled not next) whose second segment follows its first segment
@@ -125,6 +149,9 @@ class Sealed:
         hits = np.flatnonzero(self.table[found[places] >> np.uint64(64 - _TABLE_BITS)])
         low = np.searchsorted(self.keys, found[places[hits]], side="left")
         high = np.searchsorted(self.keys, found[places[hits]], side="right")
+        self.passes = max(self.passes, int(block.pass_number.max()) + 1)
+        own = np.flatnonzero(~negative[places[hits]])
+        np.add.at(self.seen, np.repeat(low[own], high[own] - low[own]) + _count_up(high[own] - low[own]), 1)
         for hit, begin, end in zip(hits.tolist(), low.tolist(), high.tolist(), strict=True):
             start = int(places[hit]) + WINDOW
             for number in range(begin, end):
@@ -137,9 +164,13 @@ class Sealed:
         """Add to `findings` how many negatives (pairs labelled not next) were checked, and a fault (a note if
         `published`) for each negative with `found` true. `file` is the path of the shard."""
         findings.looked("true next", self.keys.size)
-        if self.found.any():
-            numbers = np.flatnonzero(self.found)
-            first = min(numbers.tolist(), key=lambda number: (self.groups[number], self.rows[number]))
-            place = Place(file, int(self.groups[first]), int(self.rows[first]))
-            text = "labelled not next, but the second segment follows the first in the same document"
-            findings.add("true next", place, text, count=numbers.size, note=published)
+        text = "labelled not next, but the second segment follows the first in the same document"
+        recurs = self.repetitive | (self.seen > self.passes + 1)
+        for numbers, end, note in (
+            (np.flatnonzero(self.found & ~recurs), "", published),
+            (np.flatnonzero(self.found & recurs), ", which repeats this text", True),
+        ):
+            if numbers.size:
+                first = min(numbers.tolist(), key=lambda number: (self.groups[number], self.rows[number]))
+                place = Place(file, int(self.groups[first]), int(self.rows[first]))
+                findings.add("true next", place, text + end, count=numbers.size, note=note)

@@ -5,14 +5,15 @@ Such a mistake costs a whole build: sentence rules of another language, or a voc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from math import comb
 
 from tokenizers import Tokenizer
 
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
-from pipeline.documents import Split
+from pipeline.documents import Document, Split
 from pipeline.instances import fewest_documents
+from pipeline.sources import read_documents
 from pipeline.tokenizer import DOTTED_I_LANGUAGES, RARE_LETTERS, WordTokenizer
 from pipeline.units import count_of
 from pipeline.vocabulary import has_dotted_i
@@ -34,13 +35,14 @@ _OF_COUNTRIES = {
 """Maps country codes that are often given by mistake to the language code that was meant. Read as a language, such a
 code names another language or none (kr is Kanuri)."""
 _FEW_CAPITALS = 0.01
+_FEWEST_PREDICTIONS = 0.8
+"""Share of the targets of a full row that max_predictions must leave room for."""
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
     """Return warnings of probable mistakes, one line each. `tokenizer` is the tokenizer of the given vocabulary, or
     None if a vocabulary will be trained."""
-    found = list(_advise_on_languages(config.sources))
-    found += _advise_on_dotted_i(config)
+    found = [*_advise_on_languages(config.sources), *_advise_on_predictions(config), *_advise_on_dotted_i(config)]
     path = config.vocabulary.path
     if tokenizer is not None:
         found += _advise_on_training(config.vocabulary, size=tokenizer.vocab_size)
@@ -67,7 +69,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
-    """Warn if Turkish is lower-cased among other languages: the saved tokenizer cannot know the language of a text."""
+    """Yield a warning if Turkish is lower-cased among other languages, because the saved tokenizer cannot know the
+    language of a text."""
     if not config.vocabulary.lowercase or has_dotted_i(config):
         return
     for index, source in enumerate(config.sources):
@@ -77,6 +80,17 @@ def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
                 "saved tokenizer, which serves other languages too, to i; lower-case such text before you give it to "
                 "that, or set vocabulary.lowercase=false"
             )
+
+
+def _advise_on_predictions(config: PipelineConfig) -> Iterator[str]:
+    """Yield a warning if full rows have room for far fewer targets than masked_probability asks for."""
+    wanted = math.ceil(config.masked_probability * config.max_seq_length)
+    if config.predictions < _FEWEST_PREDICTIONS * wanted:
+        yield (
+            f"max_predictions={config.predictions} masks {100 * config.predictions / config.max_seq_length:.1f}% of a "
+            f"row of max_seq_length={config.max_seq_length} tokens, not {100 * config.masked_probability:g}% "
+            f"(masked_probability), so training sees fewer targets; set max_predictions={wanted}, or remove it"
+        )
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
@@ -93,24 +107,38 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 
 
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
-    """Raise ValueError if all documents are whole books, and there are too few books to hold some out for validation.
+    """Raise ValueError if all sources are books, and there are too few books to hold some out for validation.
 
-    Each book is held out by chance. There are too few books if, with a chance of more than 99%, the validation data or
-    the training data would get fewer books than they need, or if there are not enough books for both.
+    Each book is held out by chance, with all of its chapters. There are too few books if, with a chance of more than
+    99%, the validation data or the training data would get fewer books than they need, or if there are not enough books
+    for both. If there are too few files, the books in them are counted, because a file may have several.
     """
-    whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
-    fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)
-    if not whole or not fraction or any(split.end != -1 for split in splits):  # an archive: its books are not known
-        return
+    kinds = {source.kind for source in config.sources}
+    if kinds != {"books"} or not config.validation_fraction or any(split.end != -1 for split in splits):
+        return  # another kind of document, or an archive, whose number of books is not known
+    whole = all(source.unit == "book" for source in config.sources)
+    fewest = fewest_documents(config.next_sentence) if whole else 1
     books = len({split.path for split in splits})
-    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # too few held out, or too few left to train on
-    failing = sum(comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
-    if books < 2 * fewest or failing > 0.99:
-        raise ValueError(
-            f"{count_of(books, 'book')}, one document each, {'are' if books != 1 else 'is'} too few to hold out "
-            f"{fewest} with validation_fraction={fraction:g}; set unit: chapter in the source, which makes each "
-            f"chapter a document, raise validation_fraction, or set it to 0 to hold out nothing"
-        )
+    if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
+        books = sum(_count_books(split, source=config.sources[split.source]) for split in splits)
+        if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
+            raise ValueError(
+                f"{count_of(books, 'book')}, {'one document each' if whole else 'their chapters held out together'}, "
+                f"{'are' if books != 1 else 'is'} too few to hold out {fewest} with "
+                f"validation_fraction={config.validation_fraction:g}; raise validation_fraction, add books, or set it "
+                "to 0 to hold out nothing"
+            )
+
+
+def _are_few(books: int, *, fewest: int, fraction: float) -> bool:
+    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
+    failing = sum(math.comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
+    return books < 2 * fewest or failing > 0.99
+
+
+def _count_books(split: Split, *, source: SourceConfig) -> int:
+    whole = source.model_copy(update={"unit": "book", "clean_documents": None})
+    return sum(isinstance(item, Document) for item in read_documents(split, whole))
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.metrics import Metrics
 
 from pipeline import storage
@@ -24,7 +25,7 @@ from pipeline.dedup import BandExtent, find_matches, read_dropped, write_dropped
 from pipeline.documents import Split
 from pipeline.instances import fewest_documents
 from pipeline.runtime import PLAN_NAME, BuildContext, Stage, WorkReport, raise_if_abandoned, report_failure
-from pipeline.shuffle import BucketCount, Extent, ShardPlan, membership, plan_shards, read_index
+from pipeline.shuffle import BucketCount, Extent, ShardPlan, plan_shards, read_index
 from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.tally import (
     BuildResult,
@@ -164,7 +165,9 @@ class PlanShards(_Step):
             refuse_read_losses(config, read=tally)
             fewest = fewest_documents(config.next_sentence)
             whole_books = any(source.kind == "books" and source.unit == "book" for source in config.sources)
-            plan = plan_shards(counts, buckets=self.context.buckets, fewest=fewest, whole_books=whole_books)
+            plan = plan_shards(
+                counts, buckets=self.context.buckets, fewest=fewest, whole_books=whole_books, grouped=config.has_groups
+            )
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
             _leave(size, path=storage.join(self.context.progress, PLAN_NAME))
             yield plan
@@ -277,8 +280,10 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
     if dropped is not None:
         near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
-    return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+    hashes = np.sort(index.groups[kept].view(">u8").reshape(-1, 2)[:, 0]).tolist()  # as `membership`
+    tokens = int(index.tokens[kept].sum())
+    highest = hashes[-1] if hashes else 0
+    return BucketCount(bucket, documents=kept.size, tokens=tokens, lowest=tuple(hashes[:2]), highest=highest)
 
 
 def assign_shard(

@@ -9,9 +9,19 @@ from typing import Any
 
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
-from pipeline.sources import fingerprint_files, join_fingerprints, list_modified, list_splits, list_versions
+from pipeline.sources import (
+    fingerprint_files,
+    join_fingerprints,
+    list_any_files,
+    list_modified,
+    list_splits,
+    list_versions,
+)
 from pipeline.tokenizer import WordTokenizer
 from pipeline.versions import hash_code, library_versions
+
+HOLD_OUT = "(hold_out)"
+"""Stands for the files of config.hold_out among the names of sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,8 @@ class BuildInputs:
     fingerprints: Mapping[str, str]
     modified: Mapping[str, str]
     versions: Mapping[str, str]
+    held_out: Mapping[str, str]
+    """The fingerprint of each file of config.hold_out, by path."""
 
     @property
     def num_bytes(self) -> int:
@@ -48,7 +60,8 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)
-    return BuildInputs(splits, fingerprints, list_modified(fingerprints), versions)
+    held_out = fingerprint_files(list_any_files(config.hold_out, label="hold_out")) if config.hold_out else {}
+    return BuildInputs(splits, fingerprints, list_modified(fingerprints), versions, held_out)
 
 
 def describe_identity(
@@ -72,6 +85,8 @@ def describe_identity(
         "versions": library_versions(config),
         "code": hash_code(),
     }
+    if inputs.held_out:
+        identity["inputs"][HOLD_OUT] = join_fingerprints(inputs.held_out.values())
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
     return identity

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline import storage
 from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
 from pipeline.dataset import id_type
-from pipeline.dedup import BandExtent, SignatureWriter
+from pipeline.dedup import BandExtent, SignatureWriter, open_runs
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
 from pipeline.runtime import BuildContext, WorkReport
@@ -84,6 +84,7 @@ def spill_documents(
     cleaning = context.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
     dictionary = context.config.has_dictionary(source.language)
+    held = open_runs(context.hold_out) if context.hold_out else None
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
         tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
@@ -109,6 +110,12 @@ def spill_documents(
                 drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
                 rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
+            match = None if held is None else held.find(item.sentences)
+            if match is not None:
+                reason, detail = f"in_hold_out: {match.file}", f"both have: {match.words}"
+                drop(item, reason, detail)
+                rejects.add(source=split.source, name=item.name, reason=reason, detail=detail, text=text)
+                continue
             document, loss = tokenizer.tokenize_and_count(item, language=source.language, dictionary=dictionary)
             document = replace(document, source=number)
             if not document.ids.size:
@@ -118,7 +125,9 @@ def spill_documents(
                 drop(item, "weight", f"weight {source.weight:g}")
                 continue
             characters = sum(map(len, item.sentences))
-            writer.add(document, origin=Origin(split.source, item.name, text))
+            writer.add(document, origin=Origin(split.source, item.name, text), group=item.group)
+            if context.config.has_groups and context.buckets.holds_out(item.group or document.id):
+                writer.mark_held_out(document, bucket=context.buckets.train_bucket_of(document.id))
             signatures.add(item)
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
@@ -130,12 +139,13 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: the fields of `split`, and "input", which identifies the content of the
-    split's file.
+    """Return the key of a split's record: the fields of `split`, "input", which identifies the content of the split's
+    file, and "hold_out", which identifies the texts to keep out, if there are any.
 
     The settings for reading are not in the key, because the hash of the whole build covers them.
     """
-    return {**asdict(split), "input": context.inputs[split.path]}
+    held = {"hold_out": storage.base_name(context.hold_out)} if context.hold_out else {}
+    return {**asdict(split), "input": context.inputs[split.path], **held}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:

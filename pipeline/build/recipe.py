@@ -18,6 +18,7 @@ from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
 from pipeline.console import Say, say_at_once
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
+from pipeline.dedup import write_runs
 from pipeline.documents import Split
 from pipeline.engines import DaskCluster, check_engine, choose_workers, open_cluster, watched
 from pipeline.output import (
@@ -44,7 +45,7 @@ from pipeline.runtime import (
 )
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets, choose_buckets
-from pipeline.sources import ChangedInputError, list_changed, list_read_warnings, refuse_own_files
+from pipeline.sources import ChangedInputError, join_fingerprints, list_changed, list_read_warnings, refuse_own_files
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
 from pipeline.units import count_of, describe_bytes
@@ -89,6 +90,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         say_what_is_read(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
         if given is not None:
             refuse_lost_letters(config, tokenizer=given, splits=inputs.splits)
+        list_held_texts(inputs, folder=output.temporary, say=say)
         with open_cluster(config, most=most, say=say) as cluster:
             workers = workers if cluster is None else cluster.workers
             tokenizer = given or find_or_train_vocabulary(
@@ -207,7 +209,27 @@ def describe_context(
         work=str(output.temporary),
         build=hash_build(config, buckets=buckets, vocabulary_hash=tokenizer.vocabulary_hash),
         inputs=inputs.contents,
+        hold_out=storage.join(output.temporary, name_held_texts(inputs)) if inputs.held_out else "",
         notes=output.notes,
+    )
+
+
+def name_held_texts(inputs: BuildInputs) -> str:
+    """Return the name of the file with the word runs of the texts to hold out."""
+    return f"hold-out-{join_fingerprints(inputs.held_out.values())[:16]}.arrow"
+
+
+def list_held_texts(inputs: BuildInputs, *, folder: Any, say: Say) -> None:
+    """Write the word runs of the texts to hold out, if there are any, and say what was found. Raises ValueError as
+    write_runs does."""
+    if not inputs.held_out:
+        return
+    files = write_runs(list(inputs.held_out), target=storage.join(folder, name_held_texts(inputs)))
+    texts, short = sum(file.texts for file in files), sum(file.short for file in files)
+    say(
+        f"hold_out: {count_of(len(files), 'file')}, {count_of(texts, 'text')}, "
+        f"{count_of(sum(file.runs for file in files), 'run')} of 13 words; of the texts, {short:,} have fewer than 13 "
+        "words and are found only as whole documents"
     )
 
 

@@ -27,7 +27,7 @@ from pipeline.dataset import Shard, SplitName, file_sha256, footer_sha256, schem
 from pipeline.dedup import count_duplicates, read_dropped
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
-from pipeline.instances import Instances, Masks, Rows, list_passes
+from pipeline.instances import Instances, Masks, Rows, find_repeated_lines, list_passes
 from pipeline.runtime import WorkReport
 from pipeline.shuffle import Extent, read_documents
 from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally, lowest_examples
@@ -252,6 +252,7 @@ def _count_documents(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> RowTally:
     digits = np.array([document.ids.size.bit_length() for document in documents])
+    lines = {tokenizer.backend.decode(line.ids.tolist()): line for line in find_repeated_lines(documents)}
     return RowTally(
         lengths=np.zeros(config.max_seq_length + 1, np.int64),
         token_counts=np.zeros(tokenizer.vocab_size, np.int64),
@@ -263,6 +264,8 @@ def _count_documents(
         words=sum(int(np.count_nonzero(document.word_starts)) for document in documents),
         sentences=sum(document.sentence_lengths.size for document in documents),
         unknown=sum(int(np.count_nonzero(document.ids == tokenizer.special.unk)) for document in documents),
+        repeated_lines=Counter({text: line.occurrences for text, line in lines.items()}),
+        repeated_in=Counter({text: line.documents for text, line in lines.items()}),
     )
 
 

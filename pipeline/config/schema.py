@@ -61,6 +61,9 @@ class SourceConfig(Settings):
     """For kinds jsonl and parquet: what a row is."""
     text_column: str = "text"
     """For kinds jsonl and parquet: the column (field) that holds the text."""
+    skip_without_text: bool = False
+    """For kind jsonl: leave out objects without `text_column`, such as the index rows of CirrusSearch dumps, and count
+    them. false: such an object is an error that names its line."""
     document_column: str | None = None
     """For kinds jsonl and parquet with row: sentence. A document ends when the value of this column changes."""
     blank_row_ends_document: bool = False
@@ -92,6 +95,8 @@ class SourceConfig(Settings):
             raise ValueError(f"unit: {self.unit} is for kind books, not for kind {self.kind}; remove it")
         if self.wikitext is not None and self.kind != "wikipedia":
             raise ValueError(f"wikitext is for kind wikipedia, not for kind {self.kind}; remove it")
+        if self.skip_without_text and self.kind != "jsonl":
+            raise ValueError(f"skip_without_text is for kind jsonl, not for kind {self.kind}; remove it")
         self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
             lines = self.kind == "text" and self.row == "document" and not any(bounds[:2])
@@ -272,6 +277,9 @@ class PipelineConfig(Settings):
     """What becomes of the parts of Wikipedia articles that are not prose; a source may have its own."""
     cleaning: CleaningConfig = CleaningConfig()
     """Which documents are left out."""
+    hold_out: tuple[str, ...] = ()
+    """Files, folders, globs or URLs of texts to keep out of the data set, such as evaluation sets (text, JSON, tables,
+    Parquet, archives). A document that shares 13 words in a row with one of them is left out, and counted by file."""
     output: str
     """Folder of the data set, or its s3:// or gs:// URL; must be absent, empty, or an unfinished or finished build
     with the same settings."""
@@ -308,7 +316,8 @@ class PipelineConfig(Settings):
     build of 400 or more pairs fails; warnings begin halfway between 0.5 and a bound. null: 0.4 to 0.6, in reference
     mode 0.4 to 0.75. [0, 1] never fails."""
     validation_fraction: Fraction = 0.01
-    """Share of documents held out, chosen by the hash of their text; 0 for none."""
+    """Share of documents held out, chosen by the hash of their text; 0 for none. The chapters of a book are held out
+    together, as are neighbouring documents of rows_per_document (about two million characters)."""
     shards: Positive | Literal["auto"] = "auto"
     """Number of training shards; auto: one for about 64 MB of text."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
@@ -353,6 +362,11 @@ class PipelineConfig(Settings):
         """Whether words of text in this language are found by a dictionary."""
         return language in self.dictionary_words or language.partition("-")[0] in self.dictionary_words
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether some documents are chapters or stretches of a book, which are held out together."""
+        return any(source.unit == "chapter" or source.rows_per_document is not None for source in self.sources)
+
     def _check_weights(self) -> None:
         weights: dict[str, float] = {}
         languages: dict[str, str] = {}
@@ -379,6 +393,8 @@ class PipelineConfig(Settings):
     def _check_together(self) -> PipelineConfig:
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
+        if not all(self.hold_out):
+            raise ValueError("hold_out names an empty path; give a file, a folder or a glob")
         sources = tuple(source.with_wikitext(self.wikitext) for source in self.sources)
         object.__setattr__(self, "sources", sources)  # readers get a source alone
         self._check_weights()
@@ -418,7 +434,7 @@ class PipelineConfig(Settings):
         """
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]
-        del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]
+        del tree["hold_out"], tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]
         for source in tree["sources"]:
             del source["path"], source["clean_documents"]
         tree["sources"].sort(key=lambda source: sorted(map(str, source.items())))

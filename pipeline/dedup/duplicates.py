@@ -39,7 +39,7 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
     (with their text if rejects are kept).
     """
     tally = ReadTally()
-    copies = _repeated_ids(extents)
+    copies, held_out = _repeated_ids(extents)
     if not copies and not near:
         return tally
     waiting: dict[bytes, list[tuple[int, Origin]]] = {}
@@ -49,6 +49,10 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
         elif name in near:
             _leave_out(origin, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
     for name, found in waiting.items():
+        if name in held_out:
+            for _, origin in found:
+                _leave_out(origin, DUPLICATE, "same text as a held-out document", tally=tally, rejects=rejects)
+            continue
         (_, first), *others = sorted(found, key=lambda item: (item[0], item[1].name, item[1].source))
         if name in near:
             _leave_out(first, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
@@ -57,10 +61,13 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
     return tally
 
 
-def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:
-    ids = read_index(extents).ids
+def _repeated_ids(extents: Sequence[Extent]) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """Return the ids that occur more than once, and those that are marked as held out."""
+    index = read_index(extents)
+    ids = index.ids
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)
-    return frozenset(ids[position].tobytes() for position in first[counts > 1])
+    copies = frozenset(ids[position].tobytes() for position in first[counts > 1])
+    return copies, frozenset(ids[position].tobytes() for position in np.flatnonzero(index.tokens == 0))
 
 
 def _leave_out(origin: Origin, reason: str, detail: str, *, tally: ReadTally, rejects: RejectWriter) -> None:

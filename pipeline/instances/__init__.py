@@ -5,6 +5,7 @@ from pipeline.instances.masking import Masks
 from pipeline.instances.mixture import list_passes, passes_of
 from pipeline.instances.pairs import fewest_documents
 from pipeline.instances.partners import ALONE, UNPAIRED
+from pipeline.instances.repeated_lines import find_repeated_lines
 from pipeline.instances.rows import Rows
 from pipeline.instances.segments import NEXT, NOT_NEXT
 from pipeline.instances.shortcuts import (

@@ -55,6 +55,11 @@ _MOST_CLAUSES = 0.1
 MOST_UNKNOWN = 0.01
 """A build warns if [UNK] makes up a larger share of the text's tokens, or of a source's characters, than this. A
 vocabulary trained on the text gives less than 0.001."""
+_REPEATED_SENTENCES, _REPEATED_DOCUMENTS = 0.01, 0.1
+"""A build warns of a line that makes up a larger share of all sentences, or stands in a larger share of the documents,
+than this."""
+_MOST_LINES, _SHOWN_LINE = 3, 60
+"""The largest number of such lines that a build names, and of characters that it shows of each."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -126,6 +131,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig, read: ReadTall
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs split one sentence; "
             "check what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
+    found += _list_repeated_lines(result, sentences=sentences, documents=documents)
     found += _list_unseen_sources(result, config=config)
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
@@ -170,17 +176,30 @@ def _words_remedy(source: SourceConfig, *, config: PipelineConfig) -> str:
     return "put spaces between the words if the language has none, or set masking=token"
 
 
+def _list_repeated_lines(result: BuildResult, *, sentences: int, documents: int) -> list[str]:
+    """Return a warning for each of the most frequent lines that repeat all over the data set. `sentences` and
+    `documents` are the numbers of all sentences and documents in it."""
+    lines: Counter[str] = sum((tally.repeated_lines for tally in result.tallies.values()), Counter())
+    spread: Counter[str] = sum((tally.repeated_in for tally in result.tallies.values()), Counter())
+    return [
+        f"the line {text[:_SHOWN_LINE]!r} stands {count:,} times in {spread[text]:,} of {documents:,} documents "
+        f"({100 * count / sentences:.0f}% of all sentences), so next sentences cannot be told from others, and rows "
+        "repeat; remove it from the source, or set cleaning.max_repeated_lines to leave out documents that repeat lines"
+        for text, count in sorted(lines.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LINES]
+        if count >= _REPEATED_SENTENCES * sentences or spread[text] >= _REPEATED_DOCUMENTS * documents
+    ]
+
+
 def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
     """Return a warning for each source that has training rows but no validation rows."""
     if "validation" not in result.tallies:
         return []
     train, held_out = (result.tallies[split].source_rows for split in ("train", "validation"))
     names = [name for index, name in enumerate(config.source_names) if train[index] and not held_out[index]]
-    chapters = any(
-        source.called in names and source.kind == "books" and source.unit == "book" for source in config.sources
-    )
-    remedy = "raise validation_fraction" + (", or set unit: chapter, which makes documents of chapters" * chapters)
-    return [f"no held-out row comes from source {name}, so no evaluation measures its loss; {remedy}" for name in names]
+    return [
+        f"no held-out row comes from source {name}, so no evaluation measures its loss; raise validation_fraction"
+        for name in names
+    ]
 
 
 def write_set(

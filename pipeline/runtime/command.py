@@ -87,6 +87,8 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
     if config.vocabulary.path is not None:
         path = absolute(config.vocabulary.path, key="vocabulary.path")
         tree["vocabulary"]["path"] = find_vocabulary(path, train=config.vocabulary.train)
+    if config.hold_out:
+        tree["hold_out"] = [absolute(path, key="hold_out") for path in config.hold_out]
     for index, (source, entry) in enumerate(zip(config.sources, tree["sources"], strict=True)):
         entry["path"] = [absolute(path, key=f"sources.{index}.path") for path in source.paths]
         if source.clean_documents is not None:

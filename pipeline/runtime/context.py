@@ -34,6 +34,9 @@ class BuildContext:
     """A hash (from publish.hash_build) of everything that determines what workers write, except the input."""
     inputs: Mapping[str, str]
     """The fingerprint of each input file, by path."""
+    hold_out: str = ""
+    """The file with the word runs of config.hold_out (pipeline/dedup/held_texts.py). Its name has a hash of their
+    content; empty if nothing is held out by text."""
     notes: str = ""
     """A local folder for counts, failures and results, used if all workers run on this machine and `work` is on an
     object store. Otherwise it is empty, and `work` has these files."""

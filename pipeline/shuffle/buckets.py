@@ -38,13 +38,21 @@ class Buckets:
         """The number of all buckets."""
         return self.train + self.validation
 
-    def bucket_of(self, document_id: bytes) -> int:
-        """Return the number of the bucket of a document. The number depends only on the hash of the text
-        (`document_id`, 16 bytes), so exact duplicates meet in one bucket."""
-        number = int.from_bytes(document_id[8:16], "big")
-        if membership(document_id) < self.validation_fraction * _HASH_RANGE:
-            return self.train + number % self.validation
-        return number % self.train
+    def bucket_of(self, document_id: bytes, group: bytes = b"") -> int:
+        """Return the number of the bucket of a document. The number depends on the hash of the text (`document_id`, 16
+        bytes), so exact duplicates meet in one bucket, and on whether the document's group (see Document) is held out.
+        A document without a group is held out, or not, by its own hash."""
+        if self.holds_out(group or document_id):
+            return self.train + int.from_bytes(document_id[8:16], "big") % self.validation
+        return self.train_bucket_of(document_id)
+
+    def train_bucket_of(self, document_id: bytes) -> int:
+        """Return the number of the bucket that a document has if it is not held out."""
+        return int.from_bytes(document_id[8:16], "big") % self.train
+
+    def holds_out(self, group: bytes) -> bool:
+        """Return whether a group is held out. A document without a group has its id as `group`."""
+        return membership(group) < self.validation_fraction * _HASH_RANGE
 
     def split_of(self, bucket: int) -> SplitName:
         """Return the part of the data set (train or validation) that a bucket belongs to."""
@@ -60,6 +68,8 @@ class BucketCount:
     documents: int
     tokens: int
     lowest: tuple[int, ...]
+    highest: int = _HASH_RANGE
+    """The largest hash from `membership`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +80,10 @@ class ShardPlan:
     num_shards: dict[SplitName, int]
 
 
-def membership(document_id: bytes) -> int:
-    """Return the 64-bit hash that decides whether a document is held out. Other bits of the id choose its bucket."""
-    return int.from_bytes(document_id[:8], "big")
+def membership(group: bytes) -> int:
+    """Return the 64-bit hash that decides whether a group is held out (or a document with this id, without a group).
+    Other bits of a document's id choose its bucket."""
+    return int.from_bytes(group[:8], "big")
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
@@ -92,7 +103,12 @@ def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation
 
 
 def plan_shards(
-    counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2, whole_books: bool = False
+    counts: Sequence[BucketCount],
+    *,
+    buckets: Buckets,
+    fewest: int = 2,
+    whole_books: bool = False,
+    grouped: bool = False,
 ) -> ShardPlan:
     """Join small buckets (groups of documents), and return the shard of each bucket.
 
@@ -101,11 +117,12 @@ def plan_shards(
     bucket without documents (all were near duplicates) goes to the first shard, where its drops are counted.
 
     Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next
-    sentences) need another document. With `whole_books` the message proposes to split books into chapters.
+    sentences) need another document. With `whole_books` the message proposes to split books into chapters, and
+    with `grouped` it says that chapters and stretches of a book are held out together.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
     more = "set unit: chapter for books, add documents" if whole_books else "add documents"
-    _check_documents(ordered, buckets=buckets, fewest=fewest, more=more)
+    _check_documents(ordered, buckets=buckets, fewest=fewest, more=more, grouped=grouped)
     shard_of: dict[int, tuple[SplitName, int]] = {}
     num_shards: dict[SplitName, int] = {}
     splits: tuple[SplitName, ...] = ("train", "validation")
@@ -135,7 +152,9 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
     return groups
 
 
-def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
+def _check_documents(
+    counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str, grouped: bool = False
+) -> None:
     """Raise ValueError if train or validation has fewer than `fewest` documents. `more` is the remedy that the message
     proposes."""
     documents = sum(count.documents for count in counts)
@@ -147,19 +166,22 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
         )
     held_out = sum(count.documents for count in counts if buckets.split_of(count.bucket) == "validation")
     fraction = buckets.validation_fraction
+    of = count_of(documents, "document") + " (chapters or stretches of a book together)" * grouped
     if fraction and held_out < fewest:
         lowest = sorted(number for count in counts for number in count.lowest)[:fewest]
         needed = _round_up(lowest[-1] / _HASH_RANGE)
         remedy = f"set validation_fraction=0, or {more}"
         if documents >= 2 * fewest and needed <= 0.5:
             remedy = f"the smallest value that works here is {needed}; set it, or 0 to hold out nothing, or {more}"
+        if grouped and lowest and lowest[0] == max(count.highest for count in counts):
+            remedy = "all are parts of one book; set validation_fraction=0, or add books"
         raise ValueError(
-            f"validation_fraction={fraction} holds out {held_out} of {count_of(documents, 'document')}, but must "
+            f"validation_fraction={fraction} holds out {held_out} of {of}, but must "
             f"hold out at least {fewest}: {remedy}"
         )
     if documents - held_out < fewest:
         raise ValueError(
-            f"validation_fraction={fraction} leaves {documents - held_out} of {count_of(documents, 'document')} for "
+            f"validation_fraction={fraction} leaves {documents - held_out} of {of} for "
             f"training, but must leave at least {fewest}: lower it, or {more}"
         )
 

@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,7 @@ _INDEX = pa.schema(
         pa.field("id", pa.binary(ID_BYTES)),
         pa.field("tokens", pa.int64()),
         pa.field("number", pa.uint16()),  # index into config.source_names; `source` indexes config.sources
+        pa.field("group", pa.binary(ID_BYTES)),  # or the id
         pa.field("source", pa.int32()),
         pa.field("name", pa.string()),
         pa.field("text", pa.large_string()),
@@ -79,23 +80,26 @@ class Extent:
 class Index:
     """The documents of some extents (byte ranges of spill files), in file order.
 
-    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document. `sources`, uint16[n], has
-    indexes into config.source_names.
+    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document: 0 for a mark that a document
+    with this id is held out. `sources`, uint16[n], has indexes into config.source_names. `groups`, uint8[n, 16], has
+    each document's group, or its id if it has none.
     """
 
     ids: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int64]
     sources: npt.NDArray[np.uint16]
+    groups: npt.NDArray[np.uint8]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the distinct documents, int64[distinct], ordered by id. Of several documents with the
-        same id, the document with the lowest source is taken."""
+        """Return the positions of the distinct documents, int64[distinct], ordered by id, without documents that are
+        marked as held out. Of several documents with the same id, the document with the lowest source is taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
-        order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
+        order = np.lexsort((self.sources, self.tokens > 0, words[:, 1], words[:, 0]))
         ordered = words[order]
         new = np.ones(order.size, np.bool_)
         new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-        return order[new]
+        found = order[new]
+        return found[self.tokens[found] > 0]
 
 
 class SpillWriter:
@@ -111,7 +115,7 @@ class SpillWriter:
         folder: str | Path,
         *,
         name: str,
-        bucket_of: Callable[[bytes], int],
+        bucket_of: Callable[[bytes, bytes], int],
         id_type: pa.DataType,
         flush_tokens: int = FLUSH_TOKENS,
     ) -> None:
@@ -138,9 +142,19 @@ class SpillWriter:
             raise
         self._output.__exit__(kind, error, trace)
 
-    def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE) -> None:
-        """Add a document, which must have at least one token."""
-        self._pending.append(_Pending(self._bucket_of(document.id), document, origin))
+    def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE, group: bytes = b"") -> None:
+        """Add a document, which must have at least one token. `group` is as in Document."""
+        bucket = self._bucket_of(document.id, group)
+        self._add(_Pending(bucket, document, origin, group or document.id))
+
+    def mark_held_out(self, document: TokenizedDocument, *, bucket: int) -> None:
+        """Leave a mark in a training bucket, so that no copy of a held-out document stays there."""
+        nothing = {name: getattr(document, name)[:0] for name in ("ids", "word_starts", "sentence_lengths")}
+        self._add(_Pending(bucket, replace(document, **nothing), _NOWHERE, document.id))
+
+    def _add(self, entry: _Pending) -> None:
+        document, origin = entry.document, entry.origin
+        self._pending.append(entry)
         self._pending_tokens += document.ids.size
         self._pending_characters += len(origin.text)
         if (
@@ -166,8 +180,9 @@ class SpillWriter:
         tokens = np.array([document.ids.size for document in documents], np.int64)
         numbers = pa.array([document.source for document in documents], pa.uint16())
         rest = zip(*(entry.origin for entry in pending), strict=True)
-        others = [pa.array(values, field.type) for values, field in zip(rest, list(_INDEX)[3:], strict=True)]
-        index = pa.record_batch([ids, pa.array(tokens), numbers, *others], schema=_INDEX).serialize()
+        groups = pa.array([entry.group for entry in pending], pa.binary(ID_BYTES))
+        others = [pa.array(values, field.type) for values, field in zip(rest, list(_INDEX)[4:], strict=True)]
+        index = pa.record_batch([ids, pa.array(tokens), numbers, groups, *others], schema=_INDEX).serialize()
         columns = [
             _list_array([getattr(document, field.name) for document in documents], field.type) for field in self._schema
         ]
@@ -189,17 +204,18 @@ def read_index(extents: Iterable[Extent]) -> Index:
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
     """Yield a tuple (id, index into config.source_names, origin) for each document in `extents` (byte ranges of spill
-    files), duplicates included."""
+    files). Duplicates are included, and marks of held-out documents are not."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
-        names = ("id", "number", *Origin._fields)
-        for name, number, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
-            yield name, number, Origin(*origin)
+        names = ("id", "tokens", "number", *Origin._fields)
+        for name, tokens, number, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
+            if tokens:
+                yield name, number, Origin(*origin)
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
     """Return the distinct documents in `extents` (byte ranges of spill files), ordered by id, and the number of
-    duplicates left out.
+    duplicates left out (with marks of held-out documents).
 
     The result does not depend on how documents are spread over extents. `id_type` is the Arrow type of token ids.
     Memory: about 3.2 bytes a token and 4 a sentence. Of the arrays, only `word_starts` is copied; the others share the
@@ -228,17 +244,19 @@ class _Pending(NamedTuple):
     bucket: int
     document: TokenizedDocument
     origin: Origin
+    group: bytes
 
 
 def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
-    sources = [np.zeros(0, np.uint16)]
+    sources, groups = [np.zeros(0, np.uint16)], [np.zeros((0, ID_BYTES), np.uint8)]
     for batch in batches:
-        raw = batch.column(0).buffers()[1]
-        ids.append(np.frombuffer(raw, np.uint8, batch.num_rows * ID_BYTES).reshape(-1, ID_BYTES))
+        for found, column in ((ids, 0), (groups, 3)):
+            raw = batch.column(column).buffers()[1]
+            found.append(np.frombuffer(raw, np.uint8, batch.num_rows * ID_BYTES).reshape(-1, ID_BYTES))
         tokens.append(batch.column(1).to_numpy())
         sources.append(batch.column(2).to_numpy())
-    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources))
+    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources), np.concatenate(groups))
 
 
 def _documents_schema(id_type: pa.DataType) -> pa.Schema:

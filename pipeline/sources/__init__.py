@@ -11,7 +11,8 @@ from pipeline.sources.fingerprints import (
     list_modified,
     list_versions,
 )
-from pipeline.sources.listing import check_brought, is_archive, list_files, refuse_own_files
+from pipeline.sources.listing import check_brought, is_archive, list_any_files, list_files, refuse_own_files
+from pipeline.sources.loose_texts import read_texts
 from pipeline.sources.splits import (
     deal_splits,
     list_read_warnings,

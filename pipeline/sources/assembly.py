@@ -8,9 +8,9 @@ from pipeline.cleaning import has_words
 from pipeline.documents import Document, Drop
 
 
-def assemble(name: str, sentences: Iterable[str]) -> Iterator[Document | Drop]:
+def assemble(name: str, sentences: Iterable[str], *, group: bytes = b"") -> Iterator[Document | Drop]:
     """Yield a Drop (a counted omission) for each sentence without a letter or digit, and then a Document named `name`
-    with the other sentences. If every sentence was dropped, yield a last Drop instead."""
+    with the other sentences. If every sentence was dropped, yield a last Drop instead. `group` is the Document's."""
     kept: list[str] = []
     for sentence in sentences:
         if has_words(sentence):
@@ -18,6 +18,6 @@ def assemble(name: str, sentences: Iterable[str]) -> Iterator[Document | Drop]:
         else:
             yield Drop("sentence_without_words", name, sentence[:80])
     if kept:
-        yield Document(name, tuple(kept))
+        yield Document(name, tuple(kept), group)
     else:
         yield Drop("empty", name)

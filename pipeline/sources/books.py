@@ -18,7 +18,8 @@ from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_whole
 from pipeline.sources.chapters import split_chapters
 from pipeline.sources.decoding import REPAIRED, WINDOWS, decode_text
-from pipeline.sources.gutenberg import book_paragraphs
+from pipeline.sources.groups import group_book
+from pipeline.sources.gutenberg import file_books
 from pipeline.sources.listing import is_archive
 
 _RUN_CHARACTERS = 1 << 20
@@ -58,14 +59,28 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
         yield Note("bad_utf8_repaired", name, f"{decoded.bad_bytes} bytes left out, the first at {decoded.first_bad}")
     elif decoded.encoding == WINDOWS:
         yield Note("read_as_windows_1252", name, f"{decoded.bad_bytes} bytes left out")
-    paragraphs = book_paragraphs(decoded.text)
+    books = file_books(decoded.text)
+    del decoded  # frees 200 MB for a book of 50 MB while the caller works
+    if len(books) > 1:
+        yield Note("several_books_in_a_file", name, f"{len(books)} books")
+    for number in range(1, len(books) + 1):
+        title = name if number == len(books) == 1 else f"{name}, book {number}"
+        yield from _read_chapters(title, books.pop(0), source=source)
+
+
+def _read_chapters(name: str, paragraphs: list[str], *, source: SourceConfig) -> Iterator[Document | Drop]:
+    """Yield the documents of one book: a chapter each if the source sets unit: chapter, otherwise the book."""
     chapters = split_chapters(paragraphs) if source.unit == "chapter" else [paragraphs]
     if source.unit == "chapter" and len(chapters) == 1:
         yield Note("book_without_chapters", name)
-    del decoded, paragraphs  # frees 200 MB for a book of 50 MB while the caller works
+    del paragraphs
     titles = [name] if len(chapters) == 1 else [f"{name}, chapter {number}" for number in range(1, len(chapters) + 1)]
-    for title in titles:
-        yield from assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
+    items = (
+        item
+        for title in titles
+        for item in assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
+    )
+    yield from items if source.unit == "book" else group_book(items)
 
 
 def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:

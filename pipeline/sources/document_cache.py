@@ -27,7 +27,7 @@ from pipeline.settings import to_tree
 from pipeline.sources.fingerprints import fingerprint_inputs, list_modified
 from pipeline.versions import hash_code
 
-FORMAT = 2
+FORMAT = 3
 _GROUP_CHARACTERS = 8 << 20
 _NAME_BYTES = 160
 """A stored file's name repeats at most this many bytes of the input file's name, because file systems allow 255 bytes
@@ -42,9 +42,10 @@ SCHEMA = pa.schema(
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
         pa.field("noted", pa.bool_()),
+        pa.field("group", pa.binary()),
     ]
 )
-"""Each row is an item, in input order: a document (document_id, sentences), a Drop (an omission, with reason and
+"""Each row is an item, in input order: a document (document_id, sentences, group), a Drop (an omission, with reason and
 detail) or a Note (which has the same columns as a Drop, but `noted` is true)."""
 
 
@@ -112,11 +113,12 @@ def _row(item: Document | Drop) -> dict[str, Any]:
     if isinstance(item, Drop):
         noted = isinstance(item, Note)
         return {"name": item.name, "reason": item.reason, "detail": item.detail, "noted": noted}
-    return {"document_id": item.id, "name": item.name, "sentences": list(item.sentences)}
+    return {"document_id": item.id, "name": item.name, "sentences": list(item.sentences), "group": item.group}
 
 
 def _row_bytes(row: dict[str, Any]) -> bytes:
     content = [row["name"], row.get("sentences"), row.get("reason"), row.get("detail"), row.get("noted")]
+    content.append((row.get("group") or b"").hex())
     return json.dumps(content, ensure_ascii=True).encode() + b"\n"
 
 
@@ -134,7 +136,7 @@ def _read(path: str, *, key: str) -> Iterator[Document | Drop]:
                     if row["sentences"] is None:
                         yield (Note if row["noted"] else Drop)(row["reason"], row["name"], row["detail"])
                     else:
-                        yield Document(row["name"], tuple(row["sentences"]))
+                        yield Document(row["name"], tuple(row["sentences"]), row["group"])
     except storage.StorageError:
         raise
     except (pa.ArrowException, OSError, KeyError) as error:

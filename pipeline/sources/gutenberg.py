@@ -1,34 +1,45 @@
-"""Cuts Project Gutenberg's header and licence from a book and rejoins hard-wrapped lines into paragraphs. Pure.
-
-Whether lines are wrapped is first decided for the whole file, so that files with one paragraph per line stay unchanged.
-In a wrapped file this is decided again for each block between blank lines, so that verse, tables, lists and title pages
-keep their lines.
-"""
+"""Cuts what Project Gutenberg added from a file of one or several e-texts, and returns the books' paragraphs. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from pipeline.cleaning import normalize_text
+from pipeline.sources.wrapped_lines import join_wrapped
 
-# Marks after which a book begins (small print of 1991-2003, or the modern form). The last mark in the head counts.
-_START = re.compile(
-    r"\W*(?:START OF (?:THE |THIS )?PROJECT GUTENBERG|END\W+THE SMALL PRINT|END OF THE SMALL PRINT"
+# The lines that tell where e-texts begin and end. Small print and licence stand before or after a book.
+_START = re.compile(r"\W*START OF (?:THE |THIS )?PROJECT GUTENBERG", re.I)
+_PRINT = re.compile(r"\W*START\W+THE SMALL PRINT", re.I)
+_PRINT_END = re.compile(
+    r"\W*(?:END\W+THE SMALL PRINT|END OF THE SMALL PRINT"
     r"|THE FULL PROJECT GUTENBERG LICEN[CS]E (?:STANDS|IS) AT THE END)",
     re.I,
 )
-# Marks at which a book ends. The first mark after the start counts.
 _END = re.compile(
     r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICENSE"
-    r"|START\W+THE SMALL PRINT|This file should be named \S+\.(?:txt|zip)"
     r"|(?:END|FIN|ENDE) (?:OF |DE |DU |DIESES |DES )?(?:THIS |CE |THE )?PROJE[CK]T GUTENBERG"
     r"|ENDE DIESES (?:ETEXTS?|E-?BOOKS?)\b)",
     re.I,
 )
+_FILE_NAME = re.compile(r"\W*This file should be named \S+\.(?:txt|zip)", re.I)
 _LETTERHEAD = re.compile(
-    r"\W*(?:THE )?(?:THIS IS THE )?PROJECT GUTENBERG(?:'S|\u2019S)? (?:E-?TEXT|E-?BOOK|EDITION)\b", re.I
+    r"\W*(?:THE )?(?:THIS IS THE )?PROJECT GUTENBERG(?:'S|\u2019S)? (?:E-?TEXT|E-?BOOK|EDITION)\b"
+    r"|\W*PROJECT GUTENBERG(?:'S|\u2019S) .*\bBY\b",
+    re.I,
 )
+_SURE_LETTERHEAD = re.compile(
+    r"\W*(?:THE )?(?:THIS IS THE )?PROJECT GUTENBERG(?:'S|\u2019S)? (?:(?:E-?TEXT|E-?BOOK|EDITION) OF \S|.*, BY [A-Z])",
+    re.I,
+)
+_KINDS = {"start": _START, "print": _PRINT, "print_end": _PRINT_END, "end": _END, "file_name": _FILE_NAME}
+_IN_MARKS = ("gutenberg", "small print", "ende dieses", "file should be named")  # every mark contains one
+_OF_GUTENBERG = re.compile(r"PROJE[CK]?T GUTENBERG|GUTENBERG\.(?:ORG|NET)", re.I)
+_LONGEST_HEADER, _LONGEST_LETTERHEAD, _FEWEST_BEFORE_LETTERHEAD = 600, 30, 10
+_FEWEST_LINES = 50
+"""Text outside of all e-texts is a book of its own if it has as many lines that are not blank."""
 _CREDITS = re.compile(
     r"(?:produced by|this (?:e-?text|e-?book|file) was (?:produced|prepared|created)|e-?text prepared by|prepared by"
     r"|transcribed (?:by|from)|html version by|\[?this file last updated)",
@@ -37,48 +48,213 @@ _CREDITS = re.compile(
 _ILLUSTRATION = re.compile(r"\[(?:Illustration|Transcriber'?s? note|Sidenote|Frontispiece)\b[^\[\]]{0,2000}\]", re.I)
 _UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_([^_\n]{1,300})_(?![A-Za-z0-9])")
 _EMPHASIS = re.compile(r"(?<![\w=*])([=*])([A-Za-z][^=*\n]{0,200}?)\1(?![\w=*])")
-_BROKEN_WORD = re.compile(r"[^\W\d_]-$")
-_COLUMNS = re.compile(r"\S(?: {3,}|\t+| *\| *|(?: ?\.){4,} ?)\S")
-_COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")  # every match of _COLUMNS contains one
-_LONGEST_WRAPPED = 120
-_ROOM = 0.85
-"""A share of the wrap width. If a line, even with the next word added, has at most this share, the line was ended on
-purpose."""
+
+
+def file_books(text: str) -> list[list[str]]:
+    """Return the books of a file, each as a list of its non-empty paragraphs. A paragraph is one line.
+
+    A file with several e-texts of Project Gutenberg has several books, any other file one. What Project Gutenberg added
+    is left out.
+    """
+    text = normalize_text(text)
+    lines = [line.rstrip() for line in text.split("\n")]
+    marks = _find_marks(lines, among=_lines_with(text.lower(), words=_IN_MARKS))
+    return [_list_paragraphs(book) for book in _cut_boilerplate(lines, marks=marks)] or [[]]
 
 
 def book_paragraphs(text: str) -> list[str]:
-    """Return a book's non-empty paragraphs in order, each on one line, without what Project Gutenberg added."""
-    lines = [line.rstrip() for line in _cut_boilerplate(normalize_text(text).split("\n"))]
-    width = _wrap_width(lines)
-    paragraphs = _join_wrapped(lines, width=width) if width else [line.strip() for line in lines if line]
-    return [clean for clean in map(_clean_paragraph, paragraphs) if clean]
+    """Return the paragraphs of all books of a file (see file_books)."""
+    return [paragraph for book in file_books(text) for paragraph in book]
 
 
-def _cut_boilerplate(lines: list[str]) -> list[str]:
-    """Return the lines between Project Gutenberg's start mark and end mark (see _START and _END), without credits.
-    Without a start mark the returned lines begin at the first line, and without an end mark they end at the last line.
+def _list_paragraphs(lines: list[str]) -> list[str]:
+    return [clean for clean in map(_clean_paragraph, join_wrapped(lines)) if clean]
 
-    Without a start mark, an end mark counts only in the last fifth of the lines, and the first paragraph is cut if it
-    names the e-text.
+
+class _Mark(NamedTuple):
+    """A line that Project Gutenberg added. `kind` is a key of _KINDS, "letterhead", or "last" after the last line."""
+
+    line: int
+    kind: str
+
+
+class _Stretch(NamedTuple):
+    """The lines from `first` up to the mark `closing`, after the mark `opening` (None at the beginning of the file).
+
+    `follows_book` tells whether a book ended before, without a letterhead since then.
     """
-    head = [index for index, line in enumerate(lines[: max(600, len(lines) // 3)]) if _START.match(line)]
-    start = head[-1] + 1 if head else 0
-    search = start if head else 4 * len(lines) // 5
-    end = next((index for index in range(search, len(lines)) if _END.match(lines[index])), len(lines))
-    if head:
-        return _cut_credits(lines[start:end])
-    first = next((index for index, line in enumerate(lines) if line.strip()), 0)
-    if lines[first:] and _LETTERHEAD.match(lines[first]):
-        return _cut_credits(_after_paragraph(lines[:end], first))
-    return lines[:end]
+
+    first: int
+    opening: _Mark | None
+    closing: _Mark
+    letterheads: tuple[int, ...]
+    follows_book: bool
+
+
+def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]:
+    """Return the lines of each book of a file.
+
+    A book follows a start mark or the end of small print. It ends at the next mark, or at the letterhead of the next
+    e-text. A short stretch before a longer one is front matter (a title between small print and start mark). Text
+    outside of all that Project Gutenberg added is a book too, from _FEWEST_LINES on.
+    """
+    books: list[list[str]] = []
+    has_start = any(mark.kind in ("start", "print_end") for mark in marks)
+    stretches = list(_list_stretches(lines, marks=marks)) if has_start else []
+    for number, stretch in enumerate(stretches):
+        if stretch.opening is None or stretch.opening.kind in ("end", "file_name"):
+            if stretch.letterheads and stretch.closing.kind == "end":
+                books.append(_cut_early_text(lines, stretch.letterheads[0], stretch.closing.line, marks=[]))
+                continue
+            books += _find_unmarked(lines[stretch.first : stretch.closing.line])
+        elif stretch.opening.kind in ("start", "print_end"):
+            found = _split_stretch(lines, stretch=stretch)
+            if len(found) > 1 or not _is_front_matter(
+                found[0], stretch=stretch, lines=lines, rest=stretches[number + 1 : number + 3]
+            ):
+                books += map(_cut_credits, found)
+    if any(map(_count_lines, books)):
+        return [book for book in books if _count_lines(book)]
+    return [_cut_early_text(lines, start, stop, marks=marks) for start, stop in _find_early_texts(lines, marks)]
+
+
+def _lines_with(text: str, *, words: tuple[str, ...]) -> list[int]:
+    """Return the numbers of the lines that contain one of the words. Takes a millisecond for a megabyte."""
+    found = set()
+    for word in words:
+        place = number = 0
+        while (next_place := text.find(word, place)) >= 0:
+            number += text.count("\n", place, next_place)
+            found.add(number)
+            place = next_place + 1
+    return sorted(found)
+
+
+def _find_marks(lines: list[str], *, among: list[int]) -> list[_Mark]:
+    """Return the marks among some lines, in order. A letterhead without the title counts only at the beginning of a
+    paragraph."""
+    found = []
+    for number in among:
+        line = lines[number]
+        kind = next((kind for kind, pattern in _KINDS.items() if pattern.match(line)), None)
+        if kind is not None:
+            found.append(_Mark(number, kind))
+        elif _SURE_LETTERHEAD.match(line) or (_LETTERHEAD.match(line) and (number == 0 or not lines[number - 1])):
+            found.append(_Mark(number, "letterhead"))
+    return found
+
+
+def _list_stretches(lines: list[str], *, marks: list[_Mark]) -> Iterator[_Stretch]:
+    opening: _Mark | None = None
+    first, letterheads, follows_book = 0, [], False
+    for mark in [*marks, _Mark(len(lines), "last")]:
+        is_open = opening is not None and opening.kind in ("start", "print_end")
+        if mark.kind == "letterhead":
+            letterheads.append(mark.line)
+            follows_book = follows_book and is_open
+        elif mark.kind != "file_name" or is_open:  # early e-texts name the file in their header
+            yield _Stretch(first, opening, mark, tuple(letterheads), follows_book)
+            first, opening, letterheads = mark.line + 1, mark, []
+            follows_book = mark.kind in ("end", "file_name") or (follows_book and mark.kind != "start")
+
+
+def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
+    """Return the books of a stretch: one, or several if e-texts without end marks follow one another.
+
+    A letterhead after some text begins another e-text. If the stretch ends with the header of an e-text, that header
+    is cut: it begins with a letterhead, and speaks of Project Gutenberg again or names the file.
+    """
+    start, stop = stretch.first, stretch.closing.line
+    books = []
+    for line in stretch.letterheads:
+        rest = lines[line + 1 : stop]
+        names_file = stretch.closing.kind == "file_name" and len(rest) <= _LONGEST_LETTERHEAD
+        speaks = stretch.closing.kind not in ("end", "last") and any(map(_OF_GUTENBERG.search, rest))
+        if names_file or (speaks and len(rest) <= _LONGEST_HEADER):
+            stop = line
+            break
+        if _count_lines(lines[start:line]) >= _FEWEST_BEFORE_LETTERHEAD:
+            books.append(lines[start:line])
+            start = line
+    return [*books, lines[start:stop]]
+
+
+def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], rest: list[_Stretch]) -> bool:
+    """Return whether a stretch after a start mark or small print is no book. `rest` has the stretches after it."""
+    assert stretch.opening is not None
+    size = _count_lines(book)
+    if size == 0 or size >= _FEWEST_LINES:
+        return size == 0
+    if stretch.closing.kind == "last":
+        return stretch.follows_book
+    opens_again = stretch.closing.kind == "print" or (stretch.closing.kind, stretch.opening.kind) == (
+        "start",
+        "print_end",
+    )
+    if not opens_again or (stretch.letterheads and stretch.letterheads[-1] >= stretch.first + len(book)):
+        return False  # an end, or the header of another e-text
+    # The next mark begins the book, or begins small print that stands before it.
+    following = rest[1:2] if stretch.closing.kind == "print" else rest[:1]
+    return any(
+        _count_lines(lines[each.first : min(each.letterheads, default=each.closing.line)]) >= size for each in following
+    )
+
+
+def _find_unmarked(lines: list[str]) -> list[list[str]]:
+    """Return the texts between the paragraphs that speak of Project Gutenberg, if they are long enough. At the
+    beginning and at the end they need _FEWEST_LINES, elsewhere four times as many."""
+    places = [number for number, line in enumerate(lines) if _OF_GUTENBERG.search(line)]
+    bounds = [-1, *places, len(lines)]
+    found = []
+    for before, after in pairwise(bounds):
+        part = lines[before + 1 : after]
+        if before >= 0:
+            part = _after_paragraph(part, 0)
+        if after < len(lines):
+            part = part[: next((number for number in range(len(part), 0, -1) if not part[number - 1]), 0)]
+        fewest = _FEWEST_LINES if before < 0 or after == len(lines) else 4 * _FEWEST_LINES
+        if len(part) >= fewest and _count_lines(part) >= fewest:
+            found.append(part)
+    return found
+
+
+def _count_lines(lines: list[str]) -> int:
+    return sum(map(bool, lines))
+
+
+def _find_early_texts(lines: list[str], marks: list[_Mark]) -> Iterator[tuple[int, int]]:
+    """Yield the first line and the end of each e-text of a file without start marks. The next one begins at the first
+    letterhead after an end mark."""
+    start, ended = 0, False
+    for mark in marks:
+        if mark.kind == "letterhead" and ended:
+            yield start, mark.line
+            start, ended = mark.line, False
+        ended = ended or mark.kind in ("end", "print")
+    yield start, len(lines)
+
+
+def _cut_early_text(lines: list[str], start: int, stop: int, *, marks: list[_Mark]) -> list[str]:
+    """Return the lines from `start` to `stop`, an e-text without a start mark, without its letterhead and what follows
+    its end mark. That mark counts in the last fifth of the lines, or if much about Project Gutenberg follows."""
+    for mark in marks:
+        if start <= mark.line < stop and mark.kind != "letterhead":
+            rest = lines[mark.line + 1 : stop]
+            if 5 * len(rest) <= stop - start or sum(map(bool, map(_OF_GUTENBERG.search, rest))) >= 3:
+                stop = mark.line
+                break
+    text = lines[start:stop]
+    first = next((line for line in text if line), "")
+    return _cut_credits(text) if _LETTERHEAD.match(first) else text
 
 
 def _cut_credits(lines: list[str]) -> list[str]:
-    """Return the lines without leading credits: up to three paragraphs that say who typed the book."""
+    """Return the lines without a leading letterhead and credits: up to four paragraphs that name the e-text or say who
+    typed it."""
     kept = lines
-    for _ in range(3):
+    for _ in range(4):
         first = next((index for index, line in enumerate(kept) if line.strip()), None)
-        if first is None or not _CREDITS.match(kept[first].strip()):
+        if first is None or not (_CREDITS.match(kept[first].strip()) or _LETTERHEAD.match(kept[first])):
             break
         kept = _after_paragraph(kept, first)
     return kept
@@ -86,73 +262,6 @@ def _cut_credits(lines: list[str]) -> list[str]:
 
 def _after_paragraph(lines: list[str], first: int) -> list[str]:
     return lines[next((index for index in range(first, len(lines)) if not lines[index].strip()), len(lines)) :]
-
-
-def _wrap_width(lines: list[str]) -> int:
-    """Return the width at which the lines of a file are wrapped (a length that about 5% of them exceed at most), or 0
-    if they are not wrapped. Lines are not wrapped if that width is above _LONGEST_WRAPPED. They are not wrapped either
-    if at least half of the lines that have another line directly after them are shorter than 70% of the width."""
-    lengths = sorted(len(line) for line in lines if line)
-    if not lengths:
-        return 0
-    width = lengths[int(0.95 * (len(lengths) - 1))]
-    if width > _LONGEST_WRAPPED:
-        return 0
-    inner = [len(line) for line, following in pairwise(lines) if line and following]
-    near = sum(1 for length in inner if length >= 0.7 * width)
-    return width if 2 * near > len(inner) else 0
-
-
-def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
-    """Divide the lines into blocks, and return the paragraphs that _join_block makes of each block. A block ends before
-    a blank line, or before an indented line that follows a line without indent. `width` is the wrap width."""
-    paragraphs: list[str] = []
-    block: list[str] = []
-    was_indented = False
-    for line in [*lines, ""]:
-        indented = line.startswith(("  ", "\t"))
-        if block and (not line.strip() or (indented and not was_indented)):
-            paragraphs += _join_block(block, width=width)
-            block = []
-        if line.strip():
-            block.append(line)
-        was_indented = indented
-    return paragraphs
-
-
-def _join_block(block: list[str], *, width: int) -> list[str]:
-    """Return the lines of a block, joined where a line was broken only because the next word had no room.
-
-    Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next word
-    would fit. If at most a third of the lines were ended on purpose, the block is prose and becomes one line. Otherwise
-    the block is verse or a list. It then keeps its lines, except that a line starting with a small letter continues the
-    line before.
-    """
-    lines = [line.strip() for line in block]
-    text = "\n".join(lines)
-    may_have_columns = len(lines) > 1 and any(mark in text for mark in _COLUMN_MARKS)  # quicker than the pattern
-    if may_have_columns and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
-        return lines
-    ended = sum(
-        1 for line, following in pairwise(block) if len(line) + 1 + len(following.split(None, 1)[0]) <= _ROOM * width
-    )
-    if 3 * ended <= len(lines) - 1:
-        return [_join(lines)]
-    starts = [index for index, line in enumerate(lines) if index == 0 or not line[0].islower()]
-    return [_join(lines[start:stop]) for start, stop in pairwise([*starts, len(lines)])]
-
-
-def _join(lines: list[str]) -> str:
-    """Return the lines joined into one line by spaces. No space is put after a line that ends in a dash, or in the
-    hyphen of a compound word ("well-" before "known")."""
-    joined = " ".join(lines)
-    if "- " not in joined and "\u2014 " not in joined:
-        return joined
-    joined = lines[0]
-    for line in lines[1:]:
-        tight = joined.endswith(("--", "\u2014")) or (_BROKEN_WORD.search(joined[-2:]) and line[:1].islower())
-        joined += line if tight else " " + line
-    return joined
 
 
 def _clean_paragraph(text: str) -> str:

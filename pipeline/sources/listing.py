@@ -26,6 +26,7 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt", ".text"),
     "jsonl": (".jsonl", ".json", ".ndjson"),
     "parquet": (".parquet",),
+    "any": ("",),
 }
 
 
@@ -37,21 +38,30 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
     folder is missing, a file is empty or has a format that is not supported, or a glob or folder gives no file. Raises
     OSError if a folder cannot be listed.
     """
+    return _list_paths(source.paths, kind=source.kind, label=label)
+
+
+def list_any_files(paths: Sequence[str], *, label: str) -> list[str]:
+    """Return every file that the paths name, as list_files does, but with any suffix."""
+    return _list_paths(paths, kind="any", label=label)
+
+
+def _list_paths(paths: Sequence[str], *, kind: str, label: str) -> list[str]:
     files: dict[str, int] = {}
-    for given in source.paths:
+    for given in paths:
         if storage.is_url(given):
-            files.update(_list_stored(given, kind=source.kind, label=label))
+            files.update(_list_stored(given, kind=kind, label=label))
             continue
         path = Path(given).expanduser()
         if path.is_dir():
-            found = _choose_fitting(sorted(filter(_is_file, _walk(path, above=()))), folder=path, kind=source.kind)
+            found = _choose_fitting(sorted(filter(_is_file, _walk(path, above=()))), folder=path, kind=kind)
             if not found:
-                raise ValueError(_describe_no_file(given, kind=source.kind, label=label))
+                raise ValueError(_describe_no_file(given, kind=kind, label=label))
         elif path.is_file():
             found = [path]
         elif glob.has_magic(given):
             matches = filter(_is_file, map(Path, glob.glob(str(path), recursive=True)))
-            found = [file for file in matches if source.kind != "wikipedia" or not is_multistream_index(file)]
+            found = [file for file in matches if kind != "wikipedia" or not is_multistream_index(file)]
             if not found:
                 raise ValueError(
                     f"{label}: the glob {given} matches no file; check the path (relative to {Path.cwd()})"

@@ -16,10 +16,14 @@ from pipeline import storage
 from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
+from pipeline.sources import parquet_pages
 from pipeline.sources.assembly import assemble
+from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
-_ROWS_AT_ONCE = 1_000
+_ROWS_AT_ONCE = 32
+_LARGE_BYTES = 32 << 20
+"""A column chunk with more text is read by parquet_pages, because pyarrow would hold all of it several times."""
 _SPLIT_BYTES = 32 << 20
 _MOST_PARTS = 8
 
@@ -32,6 +36,8 @@ class _Row(NamedTuple):
     place: str
     text: str | None
     key: object
+    is_skipped: bool = False
+    """Whether the row has no text_column, and skip_without_text is set."""
 
 
 def split_records(
@@ -74,7 +80,7 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
         return
     for row in rows:
         if row.text is None:
-            yield Drop("null_text", row.place)
+            yield Drop("no_text_field" if row.is_skipped else "null_text", row.place)
         else:
             yield from assemble(row.place, split_sentences(row.text, language=source.language))
 
@@ -85,7 +91,12 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0
+    stretches = Stretches() if config.rows_per_document is not None else None
     for row in rows:
+        if row.is_skipped:
+            if split.takes(number):
+                yield Drop("no_text_field", row.place)
+            continue
         row_key = row.key if row.key == row.key else None  # NaN (a missing value in pandas) differs from itself
         text = normalize_line(row.text or "")
         ends = (
@@ -94,12 +105,15 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             or num_rows == config.rows_per_document
         )
         if ends and num_rows:
+            group = b"" if stretches is None else stretches.end_document()
             if split.takes(number):
-                yield from assemble(place, sentences)
+                yield from assemble(place, sentences, group=group)
             sentences, num_rows = [], 0
             number += 1
         place = place if sentences else row.place
         key = row_key
+        if stretches is not None:
+            stretches.add(text)
         if not text:
             if not config.blank_row_ends_document:
                 num_rows += 1
@@ -109,7 +123,7 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
         num_rows += 1
         sentences.append(text)
     if num_rows and split.takes(number):
-        yield from assemble(place, sentences)
+        yield from assemble(place, sentences, group=b"" if stretches is None else stretches.end_document())
 
 
 # ---- JSON lines ----
@@ -119,7 +133,9 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     where = f" after byte {split.start}" if split.start else ""
     for number, line in read_lines(split):
         place = f"{split.path}, line {number}{where}"
-        if not line.strip() or (config.row == "document" and not split.takes(number)):
+        # With index rows, every second line is a document: neighbours go to the same part.
+        turn = (number + 1) // 2 if config.skip_without_text else number
+        if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue
         try:
             record = json.loads(line)
@@ -127,6 +143,9 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
+        if config.skip_without_text and config.text_column not in record:
+            yield _Row(f"{shown_name(split.path)}, line {number}{where}", None, None, is_skipped=True)
+            continue
         text = _field(record, config.text_column, place=place, setting="text_column")
         if text is not None and not isinstance(text, str):
             raise ValueError(f"{place}: '{config.text_column}' contains {text!r:.40}, not text; check text_column")
@@ -173,19 +192,15 @@ def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig)
 def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     file = _open_parquet(split.path)
     _check_columns(split.path, file.schema_arrow, config=config)
-    columns = [config.text_column] + ([config.document_column] if config.document_column is not None else [])
-    groups = list(range(split.start, file.num_row_groups if split.end < 0 else split.end))
+    groups = range(split.start, file.num_row_groups if split.end < 0 else split.end)
     number = sum(file.metadata.row_group(index).num_rows for index in range(split.start))
     name = shown_name(split.path)
     try:
         with storage.name_errors(split.path, of_content=True):
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=columns):
-                texts = batch.column(config.text_column).to_pylist()
-                keys = _list_keys(batch.column(config.document_column)) if config.document_column else None
-                for text, key in zip(texts, keys or [None] * len(texts), strict=True):
-                    if config.row == "sentence" or split.takes(number):
-                        yield _Row(f"{name}, row {number}", text, key)
-                    number += 1
+            for text, key in _values(file, path=split.path, groups=groups, config=config):
+                if config.row == "sentence" or split.takes(number):
+                    yield _Row(f"{name}, row {number}", text if isinstance(text, str | None) else text.decode(), key)
+                number += 1
     except storage.StorageError:
         raise
     except _KeyError as error:
@@ -193,10 +208,47 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             f"{split.path}: column '{config.document_column}' has a value that Python cannot represent, near row "
             f"{number}: {error}; cast it to text, or set another document_column"
         ) from error
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, parquet_pages.PageError) as error:
         raise ValueError(
             f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
         ) from error
+
+
+def _values(
+    file: pq.ParquetFile, *, path: str, groups: Iterable[int], config: SourceConfig
+) -> Iterator[tuple[str | bytes | None, object]]:
+    """Yield the text and the key of each row of some row groups. Text of a large row group comes as UTF-8 bytes."""
+    for group in groups:
+        texts = _texts(file, path=path, group=group, column=config.text_column)
+        if config.document_column is None:
+            yield from ((text, None) for text in texts)
+        else:
+            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[config.document_column])
+            keys = (key for batch in batches for key in _list_keys(batch.column(0)))
+            yield from zip(texts, keys, strict=True)
+
+
+def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
+    schema = file.metadata.schema
+    leaf = next(index for index in range(len(schema)) if schema.column(index).path == column)
+    chunk = file.metadata.row_group(group).column(leaf)
+    given = 0
+    if chunk.total_uncompressed_size > _LARGE_BYTES and parquet_pages.can_read(chunk, schema.column(leaf)):
+        try:
+            for value in parquet_pages.read_values(
+                path, chunk=chunk, nullable=schema.column(leaf).max_definition_level > 0
+            ):
+                yield value
+                given += 1
+            return
+        except parquet_pages.UnreadableFormatError:
+            pass  # pyarrow can, with more memory
+    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+        for text in batch.column(0).to_pylist():
+            if given:
+                given -= 1
+            else:
+                yield text
 
 
 class _KeyError(Exception):

@@ -14,6 +14,7 @@ from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources.assembly import assemble
 from pipeline.sources.decoding import AUTO
+from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import after_blank_line, next_line, read_lines, split_lines
 
 MOST_CHARACTERS = 256 << 20
@@ -37,10 +38,13 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     place = shown_name(split.path) + (f" after byte {split.start}" if split.start else "")
     sentences: list[str] = []
     first = characters = documents = 0
+    stretches = Stretches() if source.rows_per_document is not None else None
     for number, text in read_lines(split, encoding=encoding):
         # Documents of other splits are only counted. Cleaning keeps letters and digits: a line with one is not blank.
         line = text[:1] if not split.takes(documents) and text[:1].isalnum() else normalize_line(text)
         if line:
+            if stretches is not None:
+                stretches.add(text)
             first = first if sentences else number
             sentences.append(line)
             characters += len(line)
@@ -50,9 +54,11 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
                     f"{MOST_CHARACTERS} characters; put a blank line between documents, or set rows_per_document"
                 )
         if sentences and (not line or len(sentences) == source.rows_per_document):
+            group = b"" if stretches is None else stretches.end_document()
             if split.takes(documents):
-                yield from assemble(f"{place}, line {first}", sentences)
+                yield from assemble(f"{place}, line {first}", sentences, group=group)
             sentences, characters = [], 0
             documents += 1
     if sentences and split.takes(documents):
-        yield from assemble(f"{place}, line {first}", sentences)
+        group = b"" if stretches is None else stretches.end_document()
+        yield from assemble(f"{place}, line {first}", sentences, group=group)

@@ -39,6 +39,29 @@ def test_file_then_overrides(tmp_path: Path) -> None:
     assert config.sources[0].paths == ("y.txt", "z.txt")
 
 
+@pytest.mark.parametrize("code", ["no", "No", "on", "off", "yes", "y"])
+def test_a_text_like_no_is_a_text_where_a_text_is_meant(tmp_path: Path, code: str) -> None:
+    """The code of Norwegian."""
+    (tmp_path / "c.yaml").write_text(f"sources: [{{kind: text, path: x, language: {code}}}]\noutput: out\n")
+    config = load_settings(PipelineConfig, file=tmp_path / "c.yaml")
+    assert config.sources[0].language == code
+    (tmp_path / "d.yaml").write_text(dump_yaml(config))
+    assert load_settings(PipelineConfig, file=tmp_path / "d.yaml") == config
+    changed = load_settings(PipelineConfig, file=tmp_path / "c.yaml", overrides=["sources.0.language=no"])
+    assert changed.sources[0].language == "no"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("no", False), ("Off", False), ("yes", True), ("ON", True), ("false", False)]
+)
+def test_a_text_like_no_is_a_truth_value_where_one_is_meant(tmp_path: Path, text: str, value: bool) -> None:
+    (tmp_path / "c.yaml").write_text(
+        f"sources: [{{kind: text, path: x}}]\noutput: out\nvocabulary: {{lowercase: {text}, strip_accents: {text}}}\n"
+    )
+    vocabulary = load_settings(PipelineConfig, file=tmp_path / "c.yaml").vocabulary
+    assert (vocabulary.lowercase, vocabulary.strip_accents) == (value, value)
+
+
 def test_settings_survive_yaml(tmp_path: Path) -> None:
     for config in (load_pipeline("masks_per_pair=3"), load_trainer("optimizer.learning_rate=3e-4")):
         file = tmp_path / "c.yaml"

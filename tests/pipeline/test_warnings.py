@@ -160,19 +160,31 @@ def test_settings_of_a_training_beside_a_vocabulary_that_is_there_are_named(
     ],
 )
 def test_books_too_few_to_hold_out_are_refused_before_they_are_read(
-    books: int, fraction: float, next_sentence: str, refused: bool
+    tmp_path: Path, books: int, fraction: float, next_sentence: str, refused: bool
 ) -> None:
     source = SourceConfig(kind="books", path="x")
     config = make_config(sources=(source,), validation_fraction=fraction, next_sentence=next_sentence)
-    splits = [Split(0, f"{number}.txt", 0, -1, 9, 9) for number in range(books)]
+    splits = [Split(0, str(tmp_path / f"{number}.txt"), 0, -1, 9, 9) for number in range(books)]
     if refused:
-        with pytest.raises(
-            ValueError, match=r"^\d+ books?, one document each, .*; set unit: chapter in the source, which"
-        ):
+        for split in splits:
+            Path(split.path).write_text("A book.")
+        with pytest.raises(ValueError, match=r"^\d+ books?, one document each, .*; raise validation_fraction, add"):
             refuse_few_books(config, splits=splits)
         by_chapter = config.model_copy(update={"sources": (source.model_copy(update={"unit": "chapter"}),)})
-        refuse_few_books(by_chapter, splits=splits)
+        if books > 1:
+            refuse_few_books(by_chapter, splits=splits)
+        else:
+            with pytest.raises(
+                ValueError, match=r"^1 book, their chapters held out together, is too few to hold out 1"
+            ):
+                refuse_few_books(by_chapter, splits=splits)
         refuse_few_books(config, splits=[replace(split, end=7) for split in splits])  # members of archives
+        text = "".join(
+            f"*** START OF THE PROJECT GUTENBERG EBOOK {n} ***\nBook {n}.\n*** END OF THE PROJECT GUTENBERG EBOOK ***\n"
+            for n in range(400)
+        )
+        Path(splits[0].path).write_text(text)
+        refuse_few_books(config, splits=splits)  # a file may hold several
     else:
         refuse_few_books(config, splits=splits)
 
@@ -186,8 +198,7 @@ def test_a_source_without_held_out_rows_is_named() -> None:
     (warning,) = list_warnings(replace(found, tallies={**found.tallies, "validation": held_out}), config=config)
     assert config.source_names == ("books-en", "jsonl-en", "text-en")
     assert warning == (
-        "no held-out row comes from source books-en, so no evaluation measures its loss; raise validation_fraction, or "
-        "set unit: chapter, which makes documents of chapters"
+        "no held-out row comes from source books-en, so no evaluation measures its loss; raise validation_fraction"
     )
     assert not list_warnings(found, config=config)  # nothing is held out at all
 
@@ -200,3 +211,27 @@ def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_advised_on(unknown
     config = make_config(vocabulary={"path": "t.json"})
     found = list_advice(config, tokenizer=WordTokenizer(backend, origin="t.json"))
     assert ["drops characters" in line for line in found] == ([] if unknown else [True])
+
+
+@pytest.mark.parametrize(
+    ("length", "predictions", "probability", "warned"),
+    [
+        (512, 20, 0.15, True),
+        (512, 77, 0.15, False),
+        (128, 20, 0.15, False),
+        (512, None, 0.15, False),
+        (128, 20, 0.3, True),
+    ],
+)
+def test_fewer_predictions_than_the_rate_needs_are_warned_of(
+    length: int, predictions: int | None, probability: float, warned: bool
+) -> None:
+    """The published settings are 20 at 128 and 77 at 512; 20 at 512 is a common slip."""
+    config = make_config(max_seq_length=length, max_predictions=predictions, masked_probability=probability)
+    found = [line for line in list_advice(config, tokenizer=None) if "max_predictions" in line]
+    assert bool(found) == warned
+    if length == 512 and warned:
+        assert found == [
+            "max_predictions=20 masks 3.9% of a row of max_seq_length=512 tokens, not 15% (masked_probability), so "
+            "training sees fewer targets; set max_predictions=77, or remove it"
+        ]

@@ -72,3 +72,13 @@ def build_text(folder: Path, documents: Sequence[Sequence[str]], **settings: Any
 def read_rows(root: Path, manifest: Manifest) -> pa.Table:
     """All rows of a set, in order of the manifest."""
     return pa.concat_tables(pq.read_table(root / shard.path) for shard in manifest.shards)
+
+
+def find_sides(folder: Path, manifest: Manifest) -> dict[str, set[bytes]]:
+    """The ids of the documents in the rows of each part of a set, second segments included."""
+    sides: dict[str, set[bytes]] = {"train": set(), "validation": set()}
+    for shard in manifest.shards:
+        table = pq.read_table(folder / "out" / shard.path, columns=["document_id", "second_document_id"])
+        for column in table.columns:
+            sides[shard.split] |= {name for name in column.to_pylist() if name is not None}
+    return sides

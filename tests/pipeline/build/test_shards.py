@@ -145,7 +145,9 @@ def tokenize(tokenizer: WordTokenizer, count: int) -> list[TokenizedDocument]:
 
 def spilled(folder: Path, documents: list[TokenizedDocument]) -> list[Extent]:
     folder.mkdir(exist_ok=True)
-    with SpillWriter(folder, name="s", bucket_of=lambda name: 0, id_type=pa.uint16(), flush_tokens=300) as writer:
+    with SpillWriter(
+        folder, name="s", bucket_of=lambda name, group: 0, id_type=pa.uint16(), flush_tokens=300
+    ) as writer:
         for document in documents:
             writer.add(document)
     return [extent for _, extent in writer.extents]

@@ -36,7 +36,7 @@ def spill(
     folder: Path, documents: list[TokenizedDocument], *, buckets: int, flush: int, kind: pa.DataType
 ) -> list[tuple[int, Extent]]:
     with SpillWriter(
-        folder, name="split", bucket_of=lambda name: name[0] % buckets, id_type=kind, flush_tokens=flush
+        folder, name="split", bucket_of=lambda name, group: name[0] % buckets, id_type=kind, flush_tokens=flush
     ) as writer:
         for document in documents:
             writer.add(document)
@@ -105,7 +105,7 @@ def test_two_attempts_do_not_share_a_file_and_a_failed_one_leaves_nothing(tmp_pa
     assert len(list(tmp_path.iterdir())) == 2
     with (
         suppress(RuntimeError),
-        SpillWriter(tmp_path, name="x", bucket_of=lambda name: 0, id_type=pa.uint16()) as writer,
+        SpillWriter(tmp_path, name="x", bucket_of=lambda name, group: 0, id_type=pa.uint16()) as writer,
     ):
         writer.add(tokenized(1, [2]))
         raise RuntimeError("broken")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -211,3 +212,47 @@ def test_compressed_json_lines(tmp_path: Path) -> None:
 def test_hugging_face_wikipedia_parquet(shared_data: Path) -> None:
     items = read_source(SourceConfig(kind="parquet", path=str(shared_data / "wiki/text/vital-articles/*.parquet")))
     assert len(sentences(items)) == 10_033
+
+
+CIRRUS = [
+    {"index": {"_type": "page", "_id": "3"}},
+    {"title": "One", "text": "First page. It is short."},
+    {"index": {"_type": "page", "_id": "4"}},
+    {"title": "Two", "text": None},
+    {"index": {"_type": "page", "_id": "5"}},
+    {"title": "Three", "text": "Third page."},
+]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_index_rows_of_cirrus_dumps_are_skipped_and_counted(tmp_path: Path, suffix: str, parts: int) -> None:
+    data = "".join(json.dumps(row) + "\n" for row in CIRRUS).encode()
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    config = SourceConfig(kind="jsonl", path=str(path), skip_without_text=True)
+    (whole,) = split_records(path, source=0, config=config, split_bytes=1 << 30)
+    shares = replace(whole, text_bytes=parts).share(parts, part_bytes=1)
+    items = [list(read_records(split, source=config)) for split in shares]
+    assert sorted(text for part in items for text in sentences(part)) == [
+        ("First page.", "It is short."),
+        ("Third page.",),
+    ]
+    drops = [item.reason for part in items for item in part if isinstance(item, Drop)]
+    assert sorted(drops) == ["no_text_field"] * 3 + ["null_text"]
+    assert all(any(getattr(item, "reason", "") != "no_text_field" for item in part) for part in items)
+    with pytest.raises(ValueError, match="line 1: has no field 'text'"):
+        read_source(SourceConfig(kind="jsonl", path=str(path)))
+
+
+def test_rows_without_text_end_no_document(tmp_path: Path) -> None:
+    rows = [{"text": "One."}, {"index": 1}, {"text": "Two."}, {"text": "Three."}, {"index": 2}]
+    write(tmp_path / "a.jsonl", rows)
+    items = read_source(source_of(tmp_path / "a.jsonl", row="sentence", rows_per_document=2, skip_without_text=True))
+    assert sentences(items) == [("One.", "Two."), ("Three.",)]
+    assert [item.reason for item in items if isinstance(item, Drop)] == ["no_text_field"] * 2
+
+
+def test_only_json_lines_can_lack_a_field() -> None:
+    with pytest.raises(ConfigError, match="skip_without_text is for kind jsonl, not for kind parquet"):
+        validate(SourceConfig, {"kind": "parquet", "path": "x", "skip_without_text": True}, origin="f")

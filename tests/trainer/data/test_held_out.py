@@ -41,6 +41,11 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Build:
             for number in range(first, first + 400)
         ]
         source.write_text("\n".join(lines))
+        if "rows_per_document" in settings:  # a file is held out as a whole
+            source = root / f"{text}-files"
+            source.mkdir()
+            for number in range(40):
+                (source / f"{number}.txt").write_text("\n".join(lines[10 * number : 10 * number + 10]))
         config = {"kind": "text", "path": str(source), **settings}
         arguments = [f"sources=[{{{', '.join(f'{key}: {value}' for key, value in config.items())}}}]"]
         arguments += [f"vocabulary.path={root / 'vocab.txt'}", f"output={out}", f"max_seq_length={length}"]
@@ -119,7 +124,7 @@ def test_sets_over_other_texts_are_not_refused(sets: Build, tmp_path: Path) -> N
 
 
 def test_the_same_text_divided_otherwise_is_warned_of(sets: Build, tmp_path: Path) -> None:
-    small, halves = sets(0.2, length=48), sets(0.05, rows_per_document=3)
+    small, halves = sets(0.2, length=48), sets(0.1, rows_per_document=3)
     lines = preflight.check(phases_of(small, halves, output=tmp_path / "run")).lines
     assert len([line for line in lines if "the earlier phase may train on held-out text" in line]) == 1
 

@@ -1,0 +1,157 @@
+"""Finds the documents that share 13 words in a row with given texts (evaluation sets), to leave them out.
+
+The runs of the given texts are listed once, sorted, in a file of 10 bytes a run. Every worker maps it into memory and
+keeps a bitmap of at most 64 MiB beside it, which answers for most runs of the corpus: 15 MB of text a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline import draws, storage
+from pipeline.cleaning import normalize_text
+from pipeline.dedup.word_runs import RUN_WORDS, RunHasher
+from pipeline.documents import hash_texts
+from pipeline.sources import read_texts
+
+MOST_RUNS = 1 << 24
+_SCHEMA = pa.schema([pa.field("run", pa.uint64()), pa.field("file", pa.uint16())])
+_NAMES = b"names"
+_BITS_PER_RUN, _MOST_BITS = 16, 29
+
+
+class HeldFile(NamedTuple):
+    """What was found in a file of texts to hold out."""
+
+    name: str
+    texts: int
+    """Number of distinct texts with words."""
+    short: int
+    """Number of those that have fewer than 13 words."""
+    runs: int
+
+
+class Match(NamedTuple):
+    """The first passage of a document that is in a held text: the file's name and the words."""
+
+    file: str
+    words: str
+
+
+def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
+    """List the runs of all texts of the files in the file `target`, and return what each file had.
+
+    A run that several files have counts for the first of them. Raises ValueError if a file has no words, or if there
+    are more than MOST_RUNS runs.
+    """
+    names = _short_names(paths)
+    hasher = RunHasher()
+    lists: list[draws.UInt64s] = []
+    found = []
+    total = 0
+    for path, name in zip(paths, names, strict=True):
+        parts: list[draws.UInt64s] = [np.zeros(0, np.uint64)]
+        texts = short = 0
+        seen: set[bytes] = set()  # the cells of a table repeat
+        for text in read_texts(path):
+            digest = hash_texts(text)
+            if digest in seen:
+                continue
+            seen.add(digest)
+            words = 0
+            for runs in hasher.hash_text(normalize_text(text).split("\n")):
+                parts.append(runs.hashes)
+                words += int(runs.ends[-1] - runs.starts[0])
+                is_short = runs.is_short
+            if words:
+                texts, short = texts + 1, short + is_short
+        own = np.unique(np.concatenate(parts))
+        total += own.size
+        if not own.size:
+            raise ValueError(f"hold_out: {path} has no words; remove it from hold_out")
+        if total > MOST_RUNS:
+            raise ValueError(
+                f"hold_out: the files up to {path} have more than {MOST_RUNS:,} runs of {RUN_WORDS} words (about 100 "
+                "MB of text); give only texts that models are evaluated on"
+            )
+        lists.append(own)
+        found.append(HeldFile(name, texts, short, own.size))
+    numbers = np.repeat(np.arange(len(lists), dtype=np.uint16), [own.size for own in lists])
+    runs_of_all, first = np.unique(np.concatenate(lists), return_index=True)
+    batch = pa.record_batch([pa.array(runs_of_all), pa.array(numbers[first])], schema=_SCHEMA)
+    schema = _SCHEMA.with_metadata({_NAMES: "\n".join(names).encode("utf-8", "surrogateescape")})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    storage.write_bytes(target, sink.getvalue())
+    return found
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Return for each path the shortest end that no other path has."""
+    parts = [path.split("/") for path in paths]
+    names = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
+            length += 1
+        names.append("/".join(own[-length:]))
+    return names
+
+
+@dataclass(slots=True)
+class HeldTexts:
+    """The runs that write_runs listed. `runs` is sorted, `files` has the number of each run's file in `names`."""
+
+    runs: draws.UInt64s
+    files: npt.NDArray[np.uint16]
+    names: list[str]
+    bitmap: npt.NDArray[np.uint8]
+    shift: np.uint64
+    hasher: RunHasher
+
+    def find(self, sentences: Sequence[str]) -> Match | None:
+        """Return the first passage of a document that is in a held text, or None."""
+        for runs in self.hasher.hash_text(sentences):
+            bits = runs.hashes >> self.shift
+            may_be = np.flatnonzero(self.bitmap[bits >> np.uint64(3)] & _bit(bits))
+            places = np.searchsorted(self.runs, runs.hashes[may_be])
+            places[places == self.runs.size] = 0
+            sure = np.flatnonzero(self.runs[places] == runs.hashes[may_be])
+            if sure.size:
+                run = may_be[sure[0]]
+                words = runs.words[runs.starts[run] : runs.ends[run]]
+                return Match(self.names[self.files[places[sure[0]]]], " ".join(words))
+        return None
+
+
+@lru_cache(maxsize=1)
+def open_runs(path: str) -> HeldTexts:
+    """Open a file of write_runs. A local file is mapped into memory, so that all workers share it."""
+    source = storage.read_bytes(path) if storage.is_url(path) else pa.memory_map(path)
+    reader = pa.ipc.open_file(source)
+    batch = reader.get_batch(0)
+    runs, files = (batch.column(place).to_numpy() for place in range(2))
+    names = reader.schema.metadata[_NAMES].decode("utf-8", "surrogateescape").split("\n")
+    width = min(_MOST_BITS, max(3, (runs.size * _BITS_PER_RUN).bit_length()))
+    shift = np.uint64(64 - width)
+    bitmap = np.zeros(1 << (width - 3), np.uint8)
+    for bits in _pieces(runs, shift=shift):
+        np.bitwise_or.at(bitmap, bits >> np.uint64(3), _bit(bits))
+    return HeldTexts(runs, files, names, bitmap, shift, RunHasher())
+
+
+def _pieces(runs: draws.UInt64s, *, shift: np.uint64) -> Iterator[draws.UInt64s]:
+    for start in range(0, runs.size, 1 << 20):
+        yield runs[start : start + (1 << 20)] >> shift
+
+
+def _bit(bits: draws.UInt64s) -> npt.NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (bits & np.uint64(7)).astype(np.uint8))

@@ -1,0 +1,54 @@
+"""Marks the documents that are parts of one book, so that all of them are held out or none is. Pure.
+
+A group is named by a hash of text, so it depends neither on paths nor on the order of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from pipeline.documents import Document, Drop, hash_texts
+
+RUN_CHARACTERS = 2_000_000
+"""Documents of a fixed number of lines are grouped until they have so many characters: more than most novels have."""
+
+
+def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
+    """Yield the items of one book. All documents get one group, the id of the first."""
+    group = b""
+    for item in items:
+        if isinstance(item, Document):
+            group = group or item.id
+            yield replace(item, group=group)
+        else:
+            yield item
+
+
+class Stretches:
+    """Groups documents that were cut from a longer text every few lines, without knowing where its books end.
+
+    A run of neighbouring documents is a group: it is named by the text of its first document. Every line of the file
+    must be counted, so that all shares of a file (documents.Split) give the same groups.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[str] = []
+        self._characters = 0
+        self._group = b""
+
+    def add(self, line: str) -> None:
+        """Count a line of the current document."""
+        self._characters += len(line)
+        if not self._group:
+            self._first.append(line)
+
+    def end_document(self) -> bytes:
+        """Return the group of the document whose last line was added, and go on to the next document."""
+        if not self._group:
+            self._group = hash_texts(*self._first)
+            self._first = []
+        group = self._group
+        if self._characters >= RUN_CHARACTERS:
+            self._group, self._characters = b"", 0
+        return group

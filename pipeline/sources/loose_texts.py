@@ -1,0 +1,135 @@
+"""Reads every text of a file of almost any form: JSON, tables, a token per line, Parquet, plain text, archives.
+
+For texts that are only searched for, such as evaluation sets: all texts of a file count, and their order and names do
+not matter.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline import storage
+from pipeline.sources.archives import MOST_MEMBER_BYTES, read_members, split_archive
+from pipeline.sources.bytestreams import COMPRESSED, read_whole
+from pipeline.sources.decoding import decode_text
+from pipeline.sources.listing import is_archive
+
+_TAGS = re.compile(r"<[^<>]{1,1000}>")
+_MOST = 0.9
+"""Share of the lines that must have the form of a table, for a file to be read as one."""
+
+
+def read_texts(path: str) -> Iterator[str]:
+    """Yield the texts of a file or archive. Raises ValueError naming the file if it cannot be read."""
+    if is_archive(path):
+        for split in split_archive(path, source=0):
+            for member in read_members(split, suffixes=("",)):
+                if member.data is not None:
+                    yield from _read_data(member.data, name=member.name)
+        return
+    stem = Path(path)
+    stem = stem.with_suffix("") if stem.suffix.lower() in COMPRESSED else stem
+    if stem.suffix.lower() == ".parquet":
+        yield from _read_parquet(path)
+        return
+    data = read_whole(path, most_bytes=MOST_MEMBER_BYTES)
+    if data is None:
+        raise ValueError(f"{path}: more than {MOST_MEMBER_BYTES} bytes; divide it into smaller files")
+    yield from _read_data(data, name=str(stem))
+
+
+def _read_data(data: bytes, *, name: str) -> Iterator[str]:
+    if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"{name}: holds NUL bytes, so it is no text; give a text, JSON, CSV or Parquet file")
+    text = decode_text(data, name=name).text
+    suffix = Path(name).suffix.lower()
+    if suffix in (".json", ".jsonl", ".ndjson"):
+        yield from _read_json(text, name=name)
+    elif suffix == ".csv":
+        try:
+            yield from (field for row in csv.reader(io.StringIO(text)) for field in row)
+        except csv.Error as error:
+            raise ValueError(f"{name}: not CSV: {error}; repair it, or rename it to .txt") from error
+    elif suffix in (".xml", ".html", ".htm", ".sgm", ".sgml"):
+        yield _TAGS.sub(" ", text)
+    else:
+        yield from _read_lines(text.splitlines())
+
+
+def _read_json(text: str, *, name: str) -> Iterator[str]:
+    """Yield all strings of one JSON value, or of several one after another (JSON lines)."""
+    decoder = json.JSONDecoder()
+    place = 0
+    while place < len(text):
+        if text[place].isspace():
+            place += 1
+            continue
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            line = text.count("\n", 0, place) + 1
+            raise ValueError(f"{name}, line {line}: not JSON: {error}; repair it, or rename it to .txt") from error
+        yield from _strings(value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+def _read_parquet(path: str) -> Iterator[str]:
+    try:
+        with storage.open_parquet(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                yield from _strings(batch.to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a complete Parquet file: {error}; fetch it again") from error
+
+
+def _read_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the fields of a table, the sentences of a file with a token per line, or a plain text whole."""
+    filled = [line for line in lines if line.strip() and not line.startswith("# ")]
+    tabs = sum("\t" in line for line in filled)
+    if filled and tabs >= _MOST * len(filled):
+        yield from (field for line in lines for field in line.split("\t"))
+        yield from _join_tokens([line.split("\t") for line in lines])
+        return
+    counts = [len(line.split()) for line in filled]
+    columns = max(counts, key=counts.count, default=0)
+    if 2 <= columns <= 10 and counts.count(columns) >= _MOST * len(counts) and len(counts) > 20:
+        yield from _join_tokens([line.split() for line in lines])
+    yield "\n".join(lines)
+
+
+def _join_tokens(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the sentences of rows with one token each. Empty rows end sentences. The tokens are in the column with the
+    most distinct values; nothing is yielded if that column has spaces."""
+    rows = list(rows)
+    filled = [row for row in rows if len(row) > 1]
+    width = max(map(len, filled), default=0)
+    columns = [[row[place] for row in filled if len(row) > place] for place in range(width)]
+    distinct = [len({cell for cell in column if any(map(str.isalpha, cell))}) for column in columns]
+    if not distinct or not max(distinct):
+        return
+    best = distinct.index(max(distinct))
+    if sum(" " in cell.strip() for cell in columns[best]) > (1 - _MOST) * len(columns[best]):
+        return
+    sentence: list[str] = []
+    for row in rows:
+        if len(row) > best and row[best].strip():
+            sentence.append(row[best])
+        elif sentence and not any(cell.strip() for cell in row):
+            yield " ".join(sentence)
+            sentence = []
+    yield " ".join(sentence)

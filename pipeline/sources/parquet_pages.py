@@ -1,0 +1,298 @@
+"""Reads the text column of a large Parquet row group value by value, in memory that does not grow with the group.
+
+pyarrow holds a whole page and a whole dictionary, each up to three times. Its writer puts up to 1,024 rows into one
+page, so a row group of 1,000 novels (616 MB) takes 3.5 GiB. Here a page is decompressed in pieces of about a megabyte,
+and a large dictionary lies in a temporary file: 60 MB of memory in all.
+
+The format: https://parquet.apache.org/docs/file-format
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import storage
+from pipeline.sources.page_compression import (
+    CODECS,
+    PIECE_BYTES,
+    PageError,
+    UnreadableFormatError,
+    expand,
+    read_varint,
+    take_byte,
+)
+
+_MOST_HEADER_BYTES = 16 << 20
+_MOST_DICTIONARY_IN_MEMORY = 16 << 20
+_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
+_PLAIN, _RLE, _DICTIONARY_INDEXES = 0, 3, (2, 8)
+_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+
+
+def can_read(chunk: Any, column: Any) -> bool:
+    """Return whether read_values can read a column chunk. `chunk` is pyarrow's ColumnChunkMetaData and `column` its
+    ColumnSchema."""
+    return (
+        chunk.physical_type == "BYTE_ARRAY"
+        and column.max_repetition_level == 0
+        and column.max_definition_level <= 1
+        and chunk.compression in CODECS
+        and set(chunk.encodings) <= _ENCODINGS
+    )
+
+
+def read_values(path: str, *, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
+    """Yield the value of every row of a column chunk, or None for null.
+
+    Raises PageError if the chunk is damaged or a page does not have its checksum, and UnreadableFormatError before a
+    page that only pyarrow reads.
+    """
+    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
+    start = min((offset for offset in offsets if offset), default=0)
+    with storage.open_input(path) as file, storage.name_full_disk(tempfile.gettempdir()):
+        file.seek(start)
+        stream = _Counted(file, chunk.total_compressed_size)
+        try:
+            yield from _read_pages(stream, chunk=chunk, nullable=nullable)
+        except (KeyError, TypeError, OverflowError) as error:
+            raise PageError("a page header lacks a field or has an impossible number") from error
+
+
+def _read_pages(stream: _Counted, *, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
+    left = chunk.num_values
+    with _Dictionary() as dictionary:
+        while left > 0:
+            header = _read_struct(stream)
+            kind, size, stored = header[1], header[2], header[3]
+            if min(size, stored) < 0:
+                raise PageError("a page has a negative size")
+            raw = _Counted(stream, stored, checksum=header.get(4))
+            if kind == _DICTIONARY:
+                content = _Content(expand(raw, codec=chunk.compression, size=size), size)
+                dictionary.fill(_plain_values(content, header[7][2]))
+            elif kind in (_DATA, _DATA_2):
+                page = header[5 if kind == _DATA else 8]
+                if page[1] > left:
+                    raise PageError("a page has more values than its column chunk")
+                open_page = _open_page if kind == _DATA else _open_page_2
+                present, encoding, content = open_page(raw, page, size=size, codec=chunk.compression, nullable=nullable)
+                yield from _page_values(content, encoding, present=present, dictionary=dictionary)
+                left -= page[1]
+            raw.finish()
+
+
+def _open_page(
+    raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
+) -> tuple[npt.NDArray[np.bool_], int, _Content]:
+    """Return for each row of a page whether it has a value, and the encoding and content of the values."""
+    content = _Content(expand(raw, codec=codec, size=size), size)
+    if not nullable:
+        return np.ones(page[1], np.bool_), page[2], content
+    if page[3] != _RLE:
+        raise UnreadableFormatError
+    levels = content.take(int.from_bytes(content.take(4), "little"))
+    return _decode_runs(levels, width=1, count=page[1]) == 1, page[2], content
+
+
+def _open_page_2(
+    raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
+) -> tuple[npt.NDArray[np.bool_], int, _Content]:
+    """Return what _open_page returns, for a page of the second version: its levels are not compressed."""
+    levels = raw.take(page[5])
+    raw.take(page[6])
+    rest = size - page[5] - page[6]
+    codec = codec if page.get(7, True) else "UNCOMPRESSED"
+    content = _Content(expand(raw, codec=codec, size=rest), rest)
+    present = _decode_runs(levels, width=1, count=page[1]) == 1 if nullable else np.ones(page[1], np.bool_)
+    return present, page[4], content
+
+
+def _page_values(
+    content: _Content, encoding: int, *, present: npt.NDArray[np.bool_], dictionary: _Dictionary
+) -> Iterator[bytes | None]:
+    if encoding in _DICTIONARY_INDEXES:
+        count = int(present.sum())
+        indexes = _decode_runs(content.take_rest(), count=count) if count else np.zeros(0, np.int64)
+        values: Iterator[bytes] = map(dictionary.__getitem__, indexes.tolist())
+    else:
+        values = _plain_values(content, encoding)
+    for is_present in present.tolist():
+        yield next(values) if is_present else None
+
+
+def _plain_values(content: _Content, encoding: int) -> Iterator[bytes]:
+    if encoding not in (_PLAIN, 2):  # 2 was PLAIN's name in dictionaries of old writers
+        raise UnreadableFormatError
+    while prefix := content.take(4, or_end=True):
+        yield content.take(int.from_bytes(prefix, "little"))
+
+
+class _Dictionary:
+    """The distinct values of a column chunk, by index. Large ones lie in a temporary file."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_MOST_DICTIONARY_IN_MEMORY)  # noqa: SIM115
+        self._ends = np.zeros(1, np.int64)
+
+    def __enter__(self) -> _Dictionary:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def fill(self, values: Iterator[bytes]) -> None:
+        """Store the values in place of earlier ones."""
+        self._file.seek(0)
+        self._file.truncate()
+        sizes = np.fromiter((self._file.write(value) for value in values), np.int64)
+        self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+    def __getitem__(self, index: int) -> bytes:
+        if index >= self._ends.size - 1:
+            raise PageError(f"value {index} of a dictionary of {self._ends.size - 1}")
+        start, end = self._ends[index : index + 2].tolist()
+        self._file.seek(start)
+        return self._file.read(end - start)
+
+
+class _Content:
+    """The decompressed content of a page, of `size` bytes, to be taken from its pieces in order."""
+
+    def __init__(self, pieces: Iterator[bytes], size: int) -> None:
+        self._pieces, self._left = pieces, size
+        self._piece, self._place = b"", 0
+
+    def take(self, size: int, *, or_end: bool = False) -> bytes:
+        """Return the next `size` bytes. With `or_end`, return b"" at the end."""
+        if or_end and not self._left:
+            return b""
+        if not 0 <= size <= self._left:
+            raise PageError("a value reaches beyond its page")
+        self._left -= size
+        end = self._place + size
+        if end <= len(self._piece):
+            taken, self._place = self._piece[self._place : end], end
+            return taken
+        parts = [self._piece[self._place :]]
+        missing = size - len(parts[0])
+        while missing > 0:
+            self._piece = next(self._pieces, b"")
+            if not self._piece:
+                raise PageError("a page ends early")
+            parts.append(self._piece[:missing])
+            self._place = len(parts[-1])
+            missing -= self._place
+        return b"".join(parts)
+
+    def take_rest(self) -> bytes:
+        """Return everything that is left."""
+        return self.take(self._left)
+
+
+class _Counted(io.RawIOBase):
+    """The next `size` bytes of a stream."""
+
+    def __init__(self, stream: IO[bytes] | _Counted, size: int, *, checksum: int | None = None) -> None:
+        super().__init__()
+        self._stream, self._left, self._checksum, self._crc = stream, size, checksum, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        if self._checksum is not None:
+            self._crc = zlib.crc32(data, self._crc)
+        return data
+
+    def take(self, size: int) -> bytes:
+        """Return exactly `size` bytes."""
+        if size > self._left:
+            raise PageError("a page reaches beyond its column chunk")
+        data = self.read(size)
+        if len(data) != size:
+            raise PageError("the file ends inside a page")
+        return data
+
+    def finish(self) -> None:
+        """Skip what was not read. Raises PageError if a checksum was given and the bytes do not have it."""
+        while self._left:
+            self.take(min(self._left, PIECE_BYTES))
+        if self._checksum is not None and self._crc != self._checksum & 0xFFFFFFFF:
+            raise PageError("a page does not have its checksum")
+
+
+# ---- levels, indexes and headers ----
+
+
+def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.NDArray[np.int64]:
+    """Return `count` numbers of `width` bits in the hybrid of repeated and bit-packed runs. Without `width`, the first
+    byte of the data is the width."""
+    stream = io.BytesIO(data)
+    width = take_byte(stream) if width is None else width
+    if width > 32:
+        raise PageError(f"numbers of {width} bits")
+    parts: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    found = 0
+    while found < count:
+        run = read_varint(stream)
+        if run & 1:
+            packed = np.frombuffer(stream.read((run >> 1) * width), np.uint8)
+            bits = np.unpackbits(packed, bitorder="little")
+            numbers = bits[: bits.size - bits.size % max(1, width)].reshape(-1, max(1, width)).astype(np.int64)
+            part = numbers @ (1 << np.arange(max(1, width))) if width else np.zeros((run >> 1) * 8, np.int64)
+        else:
+            value = int.from_bytes(stream.read((width + 7) // 8), "little")
+            part = np.full(min(run >> 1, count - found), value, np.int64)
+        if not part.size:
+            raise PageError("a run of numbers ends early")
+        parts.append(part)
+        found += part.size
+    return np.concatenate(parts)[:count]
+
+
+def _read_struct(stream: _Counted, *, depth: int = 0) -> dict[int, Any]:
+    """Return the fields of a struct of Thrift's compact protocol, by their ids."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while byte := take_byte(stream):
+        kind = byte & 0x0F
+        number = number + (byte >> 4) if byte >> 4 else _signed(read_varint(stream))
+        fields[number] = kind == 1 if kind in (1, 2) else _read_field(stream, kind, depth=depth)
+    return fields
+
+
+def _read_field(stream: _Counted, kind: int, *, depth: int) -> Any:
+    if depth > 8:
+        raise PageError("a page header is nested too deeply")
+    if kind in (1, 2, 3):
+        return take_byte(stream)
+    if kind in (4, 5, 6):
+        return _signed(read_varint(stream))
+    if kind == 7:
+        return struct.unpack("<d", stream.take(8))[0]
+    if kind == 8:
+        size = read_varint(stream)
+        if size > _MOST_HEADER_BYTES:
+            raise PageError("a page header has a text of more than 16 MiB")
+        return stream.take(size)
+    if kind in (9, 10):
+        byte = take_byte(stream)
+        size = byte >> 4 if byte >> 4 < 15 else read_varint(stream)
+        return [_read_field(stream, byte & 0x0F, depth=depth + 1) for _ in range(min(size, _MOST_HEADER_BYTES))]
+    if kind == 12:
+        return _read_struct(stream, depth=depth + 1)
+    raise PageError(f"a page header has a field of unknown kind {kind}")
+
+
+def _signed(value: int) -> int:
+    return (value >> 1) ^ -(value & 1)
