@@ -1,15 +1,16 @@
 """The Beam graph of a build: few, coarse elements; only names and counts cross the shuffles.
 
-It avoids tagged outputs and finish_bundle output, which some engines lose; counters are for display only.
+No step groups by key: a worker finds what it needs by the tables of the files that earlier steps wrote. So an engine
+holds one name for each split, not one for each bucket of each split. The graph avoids tagged outputs and finish_bundle
+output, which some engines lose; counters are for display only.
 Every engine gives the same shards, because every group is sorted and every draw is keyed by the data.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -18,17 +19,39 @@ from apache_beam.metrics import Metrics
 from pipeline import storage
 from pipeline.build.read_split import SplitResult, spill_split, split_key
 from pipeline.build.write_shard import build_shard
-from pipeline.dataset import SplitName, file_sha256, shard_name
-from pipeline.dedup import BandExtent, find_matches, read_dropped, write_dropped
+from pipeline.dataset import SplitName, id_type, shard_name
+from pipeline.dedup import (
+    BandFile,
+    Match,
+    MatchFile,
+    count_parts,
+    find_bands,
+    find_matches,
+    join_matches,
+    read_dropped,
+    write_dropped,
+    write_matches,
+)
 from pipeline.documents import Split
 from pipeline.instances import fewest_documents
 from pipeline.runtime import PLAN_NAME, BuildContext, Stage, WorkReport, raise_if_abandoned, report_failure
-from pipeline.shuffle import BucketCount, Extent, ShardPlan, membership, plan_shards, read_index
+from pipeline.shuffle import (
+    BucketCount,
+    Extent,
+    Join,
+    ShardPlan,
+    SpillFile,
+    divide_buckets,
+    find_extents,
+    join_spills,
+    membership,
+    plan_shards,
+    read_index,
+)
 from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.tally import (
     BuildResult,
     ReadTally,
-    join_paths,
     merge_reads,
     merge_results,
     reads_from_tree,
@@ -59,32 +82,52 @@ def build_graph(
         | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(context))
     )
     tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
-    grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
-    near = {"dropped": find_near_duplicates(read, context=context)} if context.config.cleaning.near_duplicates else {}
-    counts = grouped | "Count buckets" >> beam.ParDo(CountBuckets(context), **near)
+    files = read | "Spill files" >> beam.FlatMap(_spills_of) | "Gather spill files" >> beam.combiners.ToList()
+    _, joins = divide_buckets(context.buckets)
+    if joins:
+        files = (
+            _spread(pipeline, "joins", joins)
+            | "Join spill files" >> beam.ParDo(JoinSpills(context), files=beam.pvalue.AsSingleton(files))
+            | "Gather joined files" >> beam.combiners.ToList()
+        )
+    found = {"files": beam.pvalue.AsSingleton(files)}
+    if context.config.cleaning.near_duplicates:
+        found["dropped"] = find_near_duplicates(pipeline, read, context=context)
+    buckets = range(context.buckets.total)
+    counts = _spread(pipeline, "buckets", buckets) | "Count buckets" >> beam.ParDo(CountBuckets(context), **found)
     plan = tally | "Plan shards" >> beam.ParDo(PlanShards(context), counts=beam.pvalue.AsList(counts))
-    only_plan = beam.pvalue.AsSingleton(plan)
     results = (
-        grouped
-        | "Join small buckets" >> beam.FlatMap(assign_shard, plan=only_plan)
-        | "Group by shard" >> beam.GroupByKey()
-        | "Pair, mask, write" >> beam.ParDo(WriteShards(context), **near)
+        _spread(pipeline, "shards", buckets)
+        | "Join small buckets" >> beam.FlatMap(assign_shard, plan=beam.pvalue.AsSingleton(plan))
+        | "Pair, mask, write" >> beam.ParDo(WriteShards(context), **found)
         | "Gather shards" >> beam.CombineGlobally(merge_results)
     )
     _ = results | "Leave the result" >> beam.ParDo(LeaveResult(context), tally=beam.pvalue.AsSingleton(tally))
 
 
-def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """Return the path of the file that lists the near duplicates to leave out (signatures.read_dropped)."""
+def find_near_duplicates(
+    pipeline: beam.Pipeline, read: beam.PCollection, *, context: BuildContext
+) -> beam.pvalue.AsSingleton:
+    """Return the file that lists the near duplicates to leave out (dedup.read_dropped)."""
+    parts = range(count_parts(context.buckets))
+    bands = read | "Band files" >> beam.FlatMap(_bands_of) | "Gather band files" >> beam.combiners.ToList()
+    matches = (
+        _spread(pipeline, "partitions", parts)
+        | "Compare signatures" >> beam.ParDo(CompareSignatures(context), bands=beam.pvalue.AsSingleton(bands))
+        | "Gather matches" >> beam.combiners.ToList()
+    )
     dropped = (
-        read
-        | "Band keys" >> beam.FlatMap(_bands_of)
-        | "Group by band key" >> beam.GroupByKey()
-        | "Compare signatures" >> beam.ParDo(CompareSignatures(context))
-        | "Gather near duplicates" >> beam.CombineGlobally(join_paths)
+        _spread(pipeline, "parts", parts)
+        | "Join matches" >> beam.ParDo(JoinMatches(context), matches=beam.pvalue.AsSingleton(matches))
+        | "Gather near duplicates" >> beam.combiners.ToList()
         | "Choose what stays" >> beam.ParDo(ChooseDropped(context))
     )
     return beam.pvalue.AsSingleton(dropped)
+
+
+def _spread(pipeline: beam.Pipeline, name: str, items: Iterable[Any]) -> beam.PCollection:
+    """Return a collection of the items, dealt to the workers in turn."""
+    return pipeline | f"List {name}" >> beam.Create(items, reshuffle=False) | f"Spread {name}" >> beam.Reshuffle()
 
 
 class _Step(beam.DoFn):
@@ -100,27 +143,36 @@ class _TokenizerStep(_Step):
 
 
 class CompareSignatures(_Step):
-    """(partition, band extents) -> path of a file of matches, if there are any."""
+    """Partition of the band keys -> file of matches, if there are any."""
 
-    def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
+    def process(self, partition: int, bands: Sequence[BandFile]) -> Iterator[MatchFile]:
         settings = self.context.config.cleaning.near_duplicates
         assert settings is not None
         with report_failure(self.context.exchange):
-            matches = find_matches(element[1], threshold=settings.threshold)
+            raise_if_abandoned(self.context.exchange)
+            folder = self.context.spills
+            matches = find_matches(find_bands(bands, folder=folder, partition=partition), threshold=settings.threshold)
             if matches.size:
-                path = storage.join(self.context.spills, f"matches-{uuid.uuid4().hex[:16]}")
-                storage.write_bytes(path, matches.tobytes())
-                yield [path]
+                yield write_matches(matches, folder=folder, buckets=self.context.buckets)
+
+
+class JoinMatches(_Step):
+    """Part of the buckets -> file of the distinct matches of its documents, if there are any."""
+
+    def process(self, part: int, matches: Sequence[MatchFile]) -> Iterator[MatchFile]:
+        with report_failure(self.context.exchange):
+            joined = join_matches(matches, part=part, folder=self.context.spills, buckets=self.context.buckets)
+            if joined is not None:
+                yield joined
 
 
 class ChooseDropped(_Step):
-    """Paths of all matches -> path of the list of documents to leave out."""
+    """Files of all matches -> file of the documents to leave out."""
 
-    def process(self, paths: list[str]) -> Iterator[str]:
+    def process(self, files: list[MatchFile]) -> Iterator[MatchFile]:
         with report_failure(self.context.exchange):
             path = storage.join(self.context.exchange, DROPPED_NAME)
-            write_dropped(paths, path=path)
-            yield path
+            yield write_dropped(files, path=path, buckets=self.context.buckets)
 
 
 class SpillSplits(_TokenizerStep):
@@ -134,12 +186,27 @@ class SpillSplits(_TokenizerStep):
             yield spill_split(split, context=self.context, tokenizer=self.tokenizer, report=report)
 
 
-class CountBuckets(_Step):
-    """(bucket, extents) -> BucketCount."""
+class JoinSpills(_Step):
+    """Piece of the second step of a large shuffle -> its spill file."""
 
-    def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
+    def process(self, join: Join, files: Sequence[SpillFile]) -> Iterator[SpillFile]:
         with report_failure(self.context.exchange):
-            yield count_bucket(element, dropped)
+            raise_if_abandoned(self.context.exchange)
+            types = id_type(self.context.vocabulary_size)
+            folder, buckets = self.context.spills, self.context.buckets
+            yield join_spills(join, files=files, folder=folder, buckets=buckets, id_type=types)
+
+
+class CountBuckets(_Step):
+    """Bucket -> BucketCount, if it has documents."""
+
+    def process(
+        self, bucket: int, files: Sequence[SpillFile], dropped: MatchFile | None = None
+    ) -> Iterator[BucketCount]:
+        with report_failure(self.context.exchange):
+            extents = find_extents(files, folder=self.context.spills, bucket=bucket)
+            if extents:
+                yield count_bucket(bucket, extents, near=_near([bucket], dropped))
 
 
 class PlanShards(_Step):
@@ -161,23 +228,27 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """((split name, index, count), groups of extents) -> BuildResult of one shard."""
+    """((split name, index, count), its buckets) -> BuildResult of one shard."""
 
     def process(
-        self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
+        self,
+        element: tuple[tuple[str, int, int], Sequence[int]],
+        files: Sequence[SpillFile],
+        dropped: MatchFile | None = None,
     ) -> Iterator[BuildResult]:
-        (name_of_split, index, count), groups = element
-        extents = [extent for group in groups for extent in group]
+        (name_of_split, index, count), buckets = element
         split: SplitName = "train" if name_of_split == "train" else "validation"
         name = shard_name(split, index, count)
         with report_failure(self.context.exchange), _report_work(self.context, stage="shard", key=name) as report:
+            folder = self.context.spills
+            extents = [extent for bucket in buckets for extent in find_extents(files, folder=folder, bucket=bucket)]
             yield write_shard(
                 extents,
                 context=self.context,
                 tokenizer=self.tokenizer,
                 split=split,
                 name=name,
-                dropped=dropped,
+                near=_near(buckets, dropped),
                 report=report,
             )
 
@@ -205,12 +276,12 @@ def write_shard(
     tokenizer: WordTokenizer,
     split: SplitName,
     name: str,
-    dropped: str | None,
+    near: Mapping[bytes, Match],
     report: WorkReport,
 ) -> BuildResult:
     """Return the record of a shard that an earlier start finished from the same documents; else build and record it."""
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
-    key = [name, content, None if dropped is None else file_sha256(dropped)]
+    key = [name, content, sorted((name.hex(), *match) for name, match in near.items())]
     recorded = context.ledger.find("shard", key=key)
     if recorded is not None:
         result = results_from_tree(recorded, folder=context.spills)
@@ -226,7 +297,7 @@ def write_shard(
         name=name,
         folder=context.shards,
         scratch=context.spills,
-        dropped=dropped,
+        near=near,
         report=report,
     )
     files = [storage.join(context.shards, storage.base_name(name)), *result.left_out.rejects]
@@ -248,25 +319,26 @@ def _leave(tree: Any, *, path: str) -> None:
     storage.write_bytes(path, json.dumps(tree).encode("ascii"), make_folders=False)
 
 
-def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Count the distinct documents that a bucket keeps; reads only the index of each extent."""
-    bucket, extents = element
+def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[bytes] = ()) -> BucketCount:
+    """Count the distinct documents of a bucket that are not in `near`; reads only the index of each extent."""
     index = read_index(extents)
     kept = index.distinct()
-    if dropped is not None:
-        near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
+    if near:
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
     lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
     return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
 
 
-def assign_shard(
-    element: tuple[int, Iterable[Extent]], plan: ShardPlan
-) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Key a bucket's extents by the shard that holds the bucket."""
-    bucket, extents = element
-    split, index = plan.shard_of[bucket]
-    yield (split, index, plan.num_shards[split]), tuple(extents)
+def assign_shard(bucket: int, plan: ShardPlan) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:
+    """Yield the shard of a bucket, with all its buckets, if the bucket is the shard's first."""
+    buckets = plan.buckets_of.get(bucket)
+    if buckets is not None:
+        split, index = plan.shard_of[bucket]
+        yield (split, index, plan.num_shards[split]), buckets
+
+
+def _near(buckets: Sequence[int], dropped: MatchFile | None) -> dict[bytes, Match]:
+    return {} if dropped is None else read_dropped(dropped, buckets=buckets)
 
 
 def _each(splits: tuple[Split, ...]) -> tuple[Split, ...]:
@@ -277,9 +349,9 @@ def _tally_of(result: SplitResult) -> ReadTally:
     return result.tally
 
 
-def _bands_of(result: SplitResult) -> Iterable[tuple[int, BandExtent]]:
+def _bands_of(result: SplitResult) -> Sequence[BandFile]:
     return result.bands
 
 
-def _extents_of(result: SplitResult) -> Iterable[tuple[int, Extent]]:
-    return result.extents
+def _spills_of(result: SplitResult) -> Sequence[SpillFile]:
+    return result.spills

@@ -5,6 +5,7 @@ A split is finished once its record is written (pipeline/runtime/ledger.py); a l
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any
 from pipeline import storage
 from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
 from pipeline.dataset import id_type
-from pipeline.dedup import BandExtent, SignatureWriter
+from pipeline.dedup import BandFile, SignatureWriter, count_parts
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
 from pipeline.runtime import BuildContext, WorkReport
-from pipeline.shuffle import Extent, Origin, SpillWriter
+from pipeline.shuffle import BucketRange, Origin, SpillFile, SpillWriter, Table, divide_buckets
 from pipeline.sources import read_documents
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
 from pipeline.tokenizer import WordTokenizer
@@ -25,12 +26,15 @@ from pipeline.tokenizer import WordTokenizer
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split: counts, and where the tokens of each bucket lie."""
+    """The result of reading one split: counts, and the files with its tokens and signatures.
+
+    What crosses the engine is the same for any number of documents and buckets.
+    """
 
     tally: ReadTally
-    extents: tuple[tuple[int, Extent], ...]
-    bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Where the band keys of each partition lie; empty unless near duplicates are searched for."""
+    spills: tuple[SpillFile, ...]
+    bands: tuple[BandFile, ...] = ()
+    """The files of signatures; empty unless near duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
@@ -45,12 +49,18 @@ def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer
     else:
         source = context.config.sources[split.source]
         result = spill_documents(
-            read_documents(split, source), split=split, context=context, tokenizer=tokenizer, report=report
+            read_documents(split, source),
+            split=split,
+            context=context,
+            tokenizer=tokenizer,
+            report=report,
+            key=zlib.crc32(context.ledger.record_name("split", split_key(split, context=context)).encode()),
         )
-        files = {extent.path for _, extent in result.extents} | set(result.tally.rejects)
-        files |= {path for _, band in result.bands for path in (band.keys, band.signatures)}
         context.ledger.record(
-            "split", key=split_key(split, context=context), files=files, content=_result_to_tree(result)
+            "split",
+            key=split_key(split, context=context),
+            files=list_written(result, folder=context.spills),
+            content=_result_to_tree(result),
         )
     report.add(bytes=split.num_bytes)
     return result
@@ -63,6 +73,7 @@ def spill_documents(
     context: BuildContext,
     tokenizer: WordTokenizer,
     report: WorkReport,
+    key: int = 0,
 ) -> SplitResult:
     """Write documents to a spill file and count whatever is left out by reason. On an error no file remains."""
     tally = ReadTally()
@@ -72,6 +83,7 @@ def spill_documents(
     types = id_type(context.vocabulary_size)
     cleaning = context.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
+    buckets, _ = divide_buckets(context.buckets)
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
         tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
@@ -79,9 +91,16 @@ def spill_documents(
 
     with (
         RejectWriter(context.spills if cleaning.keep_rejects else None) as rejects,
-        SpillWriter(context.spills, name=name, bucket_of=context.buckets.bucket_of, id_type=types) as writer,
+        SpillWriter(
+            context.spills,
+            name=name,
+            bucket_of=context.buckets.bucket_of,
+            id_type=types,
+            buckets=buckets,
+            key=key,
+        ) as writer,
         SignatureWriter(
-            context.spills, name=name, config=cleaning.near_duplicates, partitions=context.buckets.total
+            context.spills, name=name, config=cleaning.near_duplicates, partitions=count_parts(context.buckets)
         ) as signatures,
     ):
         for item in items:
@@ -112,7 +131,14 @@ def spill_documents(
             tally.characters[split.source] += characters
             report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
-    return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
+    return SplitResult(tally, (writer.file,), tuple(signatures.files))
+
+
+def list_written(result: SplitResult, *, folder: str) -> set[str]:
+    """Return the paths of all files of a split's result. `folder` is that of spill files."""
+    names = {spill.name for spill in result.spills}
+    names |= {name for band in result.bands for name in (band.keys, band.signatures)}
+    return {storage.join(folder, name) for name in names} | set(result.tally.rejects)
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
@@ -122,18 +148,14 @@ def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
     """Return JSON data without folders: the output may have moved before the build continues."""
-    extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
-    bands = [
-        [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]
-        for bucket, band in result.bands
-    ]
-    return {"tally": reads_to_tree(result.tally), "extents": extents, "bands": bands}
+    spills = [[spill.name, spill.key, spill.table, astuple(spill.buckets)] for spill in result.spills]
+    bands = [[band.keys, band.signatures, band.table] for band in result.bands]
+    return {"tally": reads_to_tree(result.tally), "spills": spills, "bands": bands}
 
 
 def _result_from_tree(tree: dict[str, Any], *, folder: str) -> SplitResult:
-    extents = tuple((bucket, Extent(storage.join(folder, name), *rest)) for bucket, (name, *rest) in tree["extents"])
-    bands = tuple(
-        (bucket, BandExtent(storage.join(folder, keys), storage.join(folder, signatures), *rest))
-        for bucket, (keys, signatures, *rest) in tree["bands"]
-    )
-    return SplitResult(reads_from_tree(tree["tally"], folder=folder), extents, bands)
+    spills = [
+        SpillFile(name, key, Table(*table), BucketRange(*buckets)) for name, key, table, buckets in tree["spills"]
+    ]
+    bands = [BandFile(keys, signatures, Table(*table)) for keys, signatures, table in tree["bands"]]
+    return SplitResult(reads_from_tree(tree["tally"], folder=folder), tuple(spills), tuple(bands))

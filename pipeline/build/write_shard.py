@@ -9,9 +9,10 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from pipeline import draws, storage
 from pipeline.cleaning import RejectWriter
 from pipeline.config import PipelineConfig
 from pipeline.dataset import Shard, SplitName, file_sha256, footer_sha256, schema
-from pipeline.dedup import count_duplicates, read_dropped
+from pipeline.dedup import Match, count_duplicates
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
 from pipeline.instances import Instances, Masks, Rows, list_passes
@@ -66,19 +67,18 @@ def build_shard(
     name: str,
     folder: str | Path,
     scratch: str | Path,
-    dropped: str | None = None,
+    near: Mapping[bytes, Match] = MappingProxyType({}),
     report: WorkReport | None = None,
 ) -> BuildResult:
     """Build the shard of one bucket as `folder`/(last part of `name`) and count its content.
 
     `name` is the path that the manifest will list. The file is written and verified in `scratch`, on the same file
     system, then renamed into `folder`; if `folder` is on a store, in a local temporary folder, then uploaded.
-    `dropped` is the file of near duplicates to leave out; `report` counts every row group. Raises SpillError or
+    `near` has the near duplicates to leave out, by id; `report` counts every row group. Raises SpillError or
     ShardError if a file reads back with other content. After any error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
-    near = {} if dropped is None else read_dropped(dropped, [document.id for document in documents])
     documents = [document for document in documents if document.id not in near]
     with RejectWriter(scratch if config.cleaning.keep_rejects else None) as rejects:
         left_out = count_duplicates(extents, near=near, rejects=rejects)

@@ -1,4 +1,5 @@
 """Finds duplicate and nearly duplicate documents (by hash and by MinHash), and chooses which to drop."""
 
-from pipeline.dedup.duplicates import count_duplicates
-from pipeline.dedup.signatures import BandExtent, SignatureWriter, find_matches, read_dropped, write_dropped
+from pipeline.dedup.duplicates import Match, count_duplicates
+from pipeline.dedup.matches import MatchFile, count_parts, join_matches, read_dropped, write_dropped, write_matches
+from pipeline.dedup.signatures import BandExtent, BandFile, SignatureWriter, find_bands, find_matches

@@ -33,26 +33,41 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
     """Return counts and examples of the copies and near duplicates among `extents`, and add them to `rejects`.
 
     `near` maps the ids of near duplicates to their matches. One of several copies stays: the first by (name, source)
-    from the source that Index.distinct chooses. Memory holds only the origins of duplicates (with text if rejects are
-    kept).
+    from the source with the lowest number. Memory holds one name for each text with copies, however many there are.
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)
     if not copies and not near:
         return tally
-    waiting: dict[bytes, list[tuple[int, Origin]]] = {}
+    first = _choose_first(extents, copies=copies)
+    met: set[bytes] = set()
     for name, number, origin in read_origins(extents):
-        if name in copies:
-            waiting.setdefault(name, []).append((number, origin))
-        elif name in near:
-            _leave_out(origin, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
-    for name, found in waiting.items():
-        (_, first), *others = sorted(found, key=lambda item: (item[0], item[1].name, item[1].source))
+        kept = first.get(name)
+        if kept is not None and (name in met or (number, *origin[:2]) != (kept.number, kept.source, kept.name)):
+            _leave_out(origin, DUPLICATE, f"same text as {kept.name}", tally=tally, rejects=rejects)
+            continue
+        met.add(name)
         if name in near:
-            _leave_out(first, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
-        for _, origin in others:
-            _leave_out(origin, DUPLICATE, f"same text as {first.name}", tally=tally, rejects=rejects)
+            _leave_out(origin, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
     return tally
+
+
+class _First(NamedTuple):
+    """The copy of a text that stays; they are ordered like this tuple."""
+
+    number: int
+    name: str
+    source: int
+
+
+def _choose_first(extents: Sequence[Extent], *, copies: frozenset[bytes]) -> dict[bytes, _First]:
+    """Return the copy to keep of each text in `copies`."""
+    first: dict[bytes, _First] = {}
+    for name, number, origin in read_origins(extents) if copies else ():
+        if name in copies:
+            own = _First(number, origin.name, origin.source)
+            first[name] = min(own, first.get(name, own))
+    return first
 
 
 def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:

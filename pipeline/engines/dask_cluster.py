@@ -103,7 +103,7 @@ def _run_once(
         runner = BuildRunner(client, context=context, partitions=partitions)
         pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(list(beam_options)))
         lay_out(pipeline)
-        result = pipeline.run()
+        result = pipeline.run(test_runner_api=False)  # a copy through Beam's protocol would lose CombineGlobally
         try:
             _attend(client, result.futures, cluster=cluster)
         finally:

@@ -11,7 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from pipeline.dataset import SplitName
 from pipeline.units import count_of
@@ -44,6 +48,15 @@ class Buckets:
             return self.train + number % self.validation
         return number % self.train
 
+    def buckets_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return bucket_of of each id, int64[n]. `ids` has 16 bytes each, contiguous or not: V16[n]."""
+        halves = np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
+        found = (halves[:, 1] % np.uint64(self.train)).astype(np.int64)
+        if self.validation:
+            held = halves[:, 0] < np.uint64(math.ceil(self.validation_fraction * _HASH_RANGE))
+            found[held] = self.train + (halves[held, 1] % np.uint64(self.validation)).astype(np.int64)
+        return found
+
     def split_of(self, bucket: int) -> SplitName:
         """Return the part of the data set (train or validation) that a bucket belongs to."""
         return "train" if bucket < self.train else "validation"
@@ -59,12 +72,20 @@ class BucketCount:
     lowest: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardPlan:
     """Maps each bucket to its shard, as (part of the data set, index), and holds the number of shards in each part."""
 
     shard_of: dict[int, tuple[SplitName, int]]
     num_shards: dict[SplitName, int]
+
+    @cached_property
+    def buckets_of(self) -> dict[int, tuple[int, ...]]:
+        """All buckets of each shard, by the first of them."""
+        found: dict[tuple[SplitName, int], list[int]] = {}
+        for bucket, shard in sorted(self.shard_of.items()):
+            found.setdefault(shard, []).append(bucket)
+        return {buckets[0]: tuple(buckets) for buckets in found.values()}
 
 
 def membership(document_id: bytes) -> int:

@@ -22,23 +22,23 @@ from pipeline.build.recipe import build
 from pipeline.config.schema import NearDuplicatesConfig, SourceConfig
 from pipeline.dataset.manifest import Manifest
 from pipeline.dedup import signatures
+from pipeline.dedup.matches import (
+    choose_dropped,
+    distinct_matches,
+    join_matches,
+    read_dropped,
+    write_dropped,
+    write_matches,
+)
 from pipeline.dedup.minhash import (
     MATCH_TYPE,
     Signer,
     band_keys,
     choose_bands,
-    choose_dropped,
     compare_group,
     shingle_hashes,
 )
-from pipeline.dedup.signatures import (
-    SignatureWriter,
-    _SignatureReader,
-    distinct_matches,
-    find_matches,
-    read_dropped,
-    write_dropped,
-)
+from pipeline.dedup.signatures import SignatureWriter, _SignatureReader, find_matches
 from pipeline.documents import Document, Split
 from pipeline.shuffle.buckets import BucketCount, Buckets, plan_shards
 from pipeline.sources.splits import read_documents
@@ -180,14 +180,20 @@ def test_nothing_is_left_out_for_what_is_left_out_itself() -> None:
     assert choose_dropped(np.zeros(0, MATCH_TYPE)).size == 0
 
 
-def test_what_to_leave_out_is_read_for_some_documents(tmp_path: Path) -> None:
-    np.array([match(2, 1, words=8)], MATCH_TYPE).tofile(tmp_path / "a")
-    np.array([match(2, 1, words=8), match(3, 1, words=7)], MATCH_TYPE).tofile(tmp_path / "b")
-    write_dropped([str(tmp_path / "b"), str(tmp_path / "a")], path=tmp_path / "dropped")
-    found = read_dropped(str(tmp_path / "dropped"), [b"\3" * 16, b"\1" * 16, b"\7" * 16])
-    assert list(found) == [b"\3" * 16]
-    write_dropped([], path=tmp_path / "none")
-    assert read_dropped(str(tmp_path / "none"), [b"\3" * 16]) == {}
+@pytest.mark.parametrize("buckets", [Buckets(1, 0, 0.0), Buckets(7, 2, 0.2), Buckets(3000, 0, 0.0)])
+def test_what_to_leave_out_is_read_by_bucket(tmp_path: Path, buckets: Buckets) -> None:
+    """Found more than once, in two files, and over the borders of parts of the buckets."""
+    folder = str(tmp_path)
+    one = np.array([match(2, 1, words=8), match(9, 8, words=3)], MATCH_TYPE)
+    two = np.array([match(2, 1, words=8), match(3, 1, words=7), match(3, 2, words=7)], MATCH_TYPE)
+    files = [write_matches(matches, folder=folder, buckets=buckets) for matches in (one, two)]
+    parts = [join_matches(files, part=part, folder=folder, buckets=buckets) for part in range(min(1024, buckets.total))]
+    dropped = write_dropped([part for part in parts if part], path=str(tmp_path / "dropped"), buckets=buckets)
+    found = [read_dropped(dropped, buckets=[bucket]) for bucket in range(buckets.total)]
+    assert sorted(name[0] for each in found for name in each) == [2, 3, 9]
+    assert all(buckets.bucket_of(name) == bucket for bucket, each in enumerate(found) for name in each)
+    none = write_dropped([], path=str(tmp_path / "none"), buckets=buckets)
+    assert read_dropped(none, buckets=range(buckets.total)) == {}
 
 
 def test_signatures_come_back_by_partition_and_a_failed_split_leaves_none(tmp_path: Path) -> None:

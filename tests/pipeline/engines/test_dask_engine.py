@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import apache_beam as beam
 import pytest
 from distributed import KilledWorker
 
@@ -21,7 +23,7 @@ from dask_processes import DaskProcesses
 from pipeline.dataset.manifest import open_data_set
 from pipeline.engines import base as clusters
 from pipeline.engines import dask_cluster
-from pipeline.engines.dask_runner import RunContext, _deal, check_worker
+from pipeline.engines.dask_runner import BuildRunner, RunContext, check_worker
 from pipeline.errors import PassingError
 from pipeline.run import main
 from pipeline.runtime.failures import FAILURE_NAME, AbandonedError, raise_if_abandoned
@@ -261,7 +263,24 @@ def test_losses_are_explained() -> None:
     assert dask_cluster._explain(other) is other
 
 
-def test_keys_are_dealt_alike_in_every_process() -> None:
-    """Python hashes strings, and before 3.12 None, otherwise in each: a key's values would end in several groups."""
-    parts = _deal([(None, 1), (("train", 0, 2), 2), (7, 3), ("x", 4), (None, 5)], 8)
-    assert parts == [{}, {None: [1, 5]}, {7: [3], "x": [4]}, {}, {}, {}, {}, {("train", 0, 2): [2]}]
+def test_a_value_is_combined_by_a_tree_of_small_tasks() -> None:
+    """One task that reads every partition holds all values: 4 GB of counts for 16,000 shards."""
+    pipeline = beam.Pipeline(runner=RecordingRunner(partitions=1000))
+    numbers = pipeline | beam.Create(range(5000), reshuffle=False)
+    _ = numbers | beam.CombineGlobally(sum) | beam.Map(lambda total: [total])
+    pipeline.run(test_runner_api=False)
+    (bag,) = pipeline.runner.results
+    graph = dict(bag.__dask_graph__())
+    reads = [len(task.dependencies) for task in graph.values()]
+    assert max(reads) <= 16
+    assert len(graph) < 5 * 1000
+    assert bag.compute(scheduler="synchronous") == [[sum(range(5000))]]
+
+
+class RecordingRunner(BuildRunner):
+    """Keeps the bags that it would send to a cluster."""
+
+    def __init__(self, *, partitions: int) -> None:
+        self.results: list[Any] = []
+        client = SimpleNamespace(compute=self.results.extend)
+        super().__init__(client, context=RunContext("run", {}, "/", ""), partitions=partitions)
