@@ -9,6 +9,7 @@ Every engine gives the same shards, because every group is sorted and every draw
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from pipeline import storage
-from pipeline.build.read_split import SplitResult, spill_split, split_key
+from pipeline.build.read_split import SplitResult, merge_splits, spill_split, split_key
 from pipeline.build.write_shard import build_shard
 from pipeline.dataset import SplitName, id_type, shard_name
 from pipeline.dedup import (
@@ -52,7 +53,6 @@ from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.tally import (
     BuildResult,
     ReadTally,
-    merge_reads,
     merge_results,
     reads_from_tree,
     reads_to_tree,
@@ -73,16 +73,14 @@ def build_graph(
     Give `workers` if the engine deals all elements to its workers at once, as FnApiRunner does: then each gets splits
     of about equal size in all. None: any idle worker takes the next split.
     """
-    dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
-        pipeline
-        | "List splits" >> beam.Create(dealt, reshuffle=False)
-        | "Spread splits" >> beam.Reshuffle()
-        | "Take each" >> beam.FlatMap(_each)
-        | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(context))
-    )
-    tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
-    files = read | "Spill files" >> beam.FlatMap(_spills_of) | "Gather spill files" >> beam.combiners.ToList()
+        _spread(pipeline, "splits", splits)
+        if workers is None
+        else _spread(pipeline, "splits", deal_splits(splits, workers=workers)) | "Take each" >> beam.FlatMap(_each)
+    ) | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(context))
+    whole = read | "Sum splits" >> beam.CombineGlobally(merge_splits)
+    tally = whole | "Tally" >> beam.Map(_tally_of)
+    files = whole | "Spill files" >> beam.Map(_spills_of)
     _, joins = divide_buckets(context.buckets)
     if joins:
         files = (
@@ -92,13 +90,13 @@ def build_graph(
         )
     found = {"files": beam.pvalue.AsSingleton(files)}
     if context.config.cleaning.near_duplicates:
-        found["dropped"] = find_near_duplicates(pipeline, read, context=context)
+        found["dropped"] = find_near_duplicates(pipeline, whole, context=context)
     buckets = range(context.buckets.total)
     counts = _spread(pipeline, "buckets", buckets) | "Count buckets" >> beam.ParDo(CountBuckets(context), **found)
     plan = tally | "Plan shards" >> beam.ParDo(PlanShards(context), counts=beam.pvalue.AsList(counts))
+    found["plan"] = beam.pvalue.AsSingleton(plan)
     results = (
-        _spread(pipeline, "shards", buckets)
-        | "Join small buckets" >> beam.FlatMap(assign_shard, plan=beam.pvalue.AsSingleton(plan))
+        _spread(pipeline, "shards", sorted(buckets, key=_scatter))
         | "Pair, mask, write" >> beam.ParDo(WriteShards(context), **found)
         | "Gather shards" >> beam.CombineGlobally(merge_results)
     )
@@ -106,11 +104,11 @@ def build_graph(
 
 
 def find_near_duplicates(
-    pipeline: beam.Pipeline, read: beam.PCollection, *, context: BuildContext
+    pipeline: beam.Pipeline, whole: beam.PCollection, *, context: BuildContext
 ) -> beam.pvalue.AsSingleton:
     """Return the file that lists the near duplicates to leave out (dedup.read_dropped)."""
     parts = range(count_parts(context.buckets))
-    bands = read | "Band files" >> beam.FlatMap(_bands_of) | "Gather band files" >> beam.combiners.ToList()
+    bands = whole | "Band files" >> beam.Map(_bands_of)
     matches = (
         _spread(pipeline, "partitions", parts)
         | "Compare signatures" >> beam.ParDo(CompareSignatures(context), bands=beam.pvalue.AsSingleton(bands))
@@ -228,17 +226,16 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """((split name, index, count), its buckets) -> BuildResult of one shard."""
+    """Bucket -> BuildResult of its shard, if the bucket is the shard's first."""
 
     def process(
-        self,
-        element: tuple[tuple[str, int, int], Sequence[int]],
-        files: Sequence[SpillFile],
-        dropped: MatchFile | None = None,
+        self, bucket: int, files: Sequence[SpillFile], plan: ShardPlan, dropped: MatchFile | None = None
     ) -> Iterator[BuildResult]:
-        (name_of_split, index, count), buckets = element
-        split: SplitName = "train" if name_of_split == "train" else "validation"
-        name = shard_name(split, index, count)
+        buckets = plan.buckets_of.get(bucket)
+        if buckets is None:
+            return
+        split, index = plan.shard_of[bucket]
+        name = shard_name(split, index, plan.num_shards[split])
         with report_failure(self.context.exchange), _report_work(self.context, stage="shard", key=name) as report:
             folder = self.context.spills
             extents = [extent for bucket in buckets for extent in find_extents(files, folder=folder, bucket=bucket)]
@@ -329,12 +326,9 @@ def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[byt
     return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
 
 
-def assign_shard(bucket: int, plan: ShardPlan) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:
-    """Yield the shard of a bucket, with all its buckets, if the bucket is the shard's first."""
-    buckets = plan.buckets_of.get(bucket)
-    if buckets is not None:
-        split, index = plan.shard_of[bucket]
-        yield (split, index, plan.num_shards[split]), buckets
+def _scatter(bucket: int) -> int:
+    """Return a sort key that is unrelated to the number, so that the first buckets of shards are dealt evenly."""
+    return zlib.crc32(bucket.to_bytes(8, "big"))
 
 
 def _near(buckets: Sequence[int], dropped: MatchFile | None) -> dict[bytes, Match]:

@@ -20,13 +20,13 @@ from pipeline.instances import passes_of
 from pipeline.runtime import BuildContext, WorkReport
 from pipeline.shuffle import BucketRange, Origin, SpillFile, SpillWriter, Table, divide_buckets
 from pipeline.sources import read_documents
-from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
+from pipeline.tally import ReadTally, merge_reads, reads_from_tree, reads_to_tree
 from pipeline.tokenizer import WordTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split: counts, and the files with its tokens and signatures.
+    """The result of reading one split, or several: counts, and the files with its tokens and signatures.
 
     What crosses the engine is the same for any number of documents and buckets.
     """
@@ -132,6 +132,16 @@ def spill_documents(
             report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
     return SplitResult(tally, (writer.file,), tuple(signatures.files))
+
+
+def merge_splits(results: Iterable[SplitResult]) -> SplitResult:
+    """Return the results of several splits as one: the sum of their counts, and all their files."""
+    listed = list(results)
+    return SplitResult(
+        merge_reads(result.tally for result in listed),
+        tuple(spill for result in listed for spill in result.spills),
+        tuple(band for result in listed for band in result.bands),
+    )
 
 
 def list_written(result: SplitResult, *, folder: str) -> set[str]:

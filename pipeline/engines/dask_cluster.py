@@ -98,7 +98,7 @@ def _run_once(
     beam_options: Sequence[str],
 ) -> None:
     context = RunContext(uuid.uuid4().hex, describe_code(), exchange, held)
-    partitions = max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * cluster.workers)
+    partitions = count_partitions(cluster.workers)
     with connect(cluster) as client:
         runner = BuildRunner(client, context=context, partitions=partitions)
         pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(list(beam_options)))
@@ -109,6 +109,11 @@ def _run_once(
         finally:
             with suppress(Exception):
                 client.cancel(result.futures, force=True)
+
+
+def count_partitions(workers: int) -> int:
+    """Return into how many partitions, which become tasks, a list of pieces of work is divided."""
+    return max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * workers)
 
 
 @contextmanager

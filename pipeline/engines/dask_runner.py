@@ -117,7 +117,7 @@ class RunStep(transform_evaluator.DaskBagOp):
             views=tuple((side._view_class, side._view_options) for side in sides),
         )
         packed = delayed(pickler.dumps(step), name=f"step-{uuid.uuid4().hex}")
-        values = [delayed(_join)(side._iterable.bag.to_delayed(optimize_graph=False)) for side in sides]
+        values = [_join(side._iterable.bag).to_delayed(optimize_graph=False)[0] for side in sides]
         return input_bag.map_partitions(run_step, packed, *values)
 
 
@@ -308,8 +308,12 @@ def _count(folder: str, step: int) -> None:
             del _working[folder]
 
 
-def _join(partitions: list[list[Any]]) -> list[Any]:
-    return [value for partition in partitions for value in partition]
+def _join(bag: Bag) -> Bag:
+    """Return a bag with the same values in one partition. They are joined as a tree: no task reads more than _FAN_IN
+    others, and Dask plans it in time linear in the partitions."""
+    while bag.npartitions > 1:
+        bag = bag.repartition(npartitions=-(-bag.npartitions // _FAN_IN))
+    return bag.map_partitions(list)
 
 
 @contextmanager
