@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cache
@@ -34,7 +34,7 @@ from bench.processes import ROOT, describe_machine, peak_bytes
 from pipeline.config import PipelineConfig
 from pipeline.dataset import Shard
 from pipeline.documents import Split
-from pipeline.runtime import EXCHANGE, PROGRESS, SPILLS, BuildContext
+from pipeline.runtime import EXCHANGE, PROGRESS, SPILLS, BuildContext, WorkReport
 from pipeline.shuffle import (
     BucketCount,
     Extent,
@@ -186,23 +186,28 @@ def run_graph(
     pipeline = beam.Pipeline(runner=BuildRunner(client, context=run, partitions=count_partitions(workers)))
     build_graph(pipeline, splits=listed, context=context)
     result = pipeline.run(test_runner_api=False)
-    tasks = 0
+    last, tasks = result.futures[-1].key, 0
     while not tasks:
         time.sleep(0.1)
-        tasks = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+        tasks = client.run_on_scheduler(_count_tasks, last=last)
     planned = time.monotonic()
     cpu_s = _cpu_seconds(os.getpid()) + _cpu_seconds(ids[0]) - before
+    print(
+        f"planned in {planned - began:.1f} s, {cpu_s:.1f} s of CPU time; main process {peak_bytes() >> 20} MiB, "
+        f"scheduler {peak_bytes(ids[0]) >> 20} MiB",
+        flush=True,
+    )
     for future in result.futures:
         future.result()
     done = time.monotonic()
     fetched = client.run(lambda dask_worker: sum(entry["total"] for entry in dask_worker.transfer_incoming_log))
-    _, joins = divide_buckets(buckets)
+    _, pieces = divide_buckets(buckets)
     found = Found(
         workers=workers,
         present=present,
         splits=splits,
         buckets=buckets.total,
-        joins=len(joins),
+        joins=len(pieces),
         tasks=tasks,
         plan_s=planned - began,
         plan_cpu_s=cpu_s,
@@ -249,6 +254,7 @@ def leave_out_work() -> None:
         "count_bucket": count_nothing,
         "write_shard": write_nothing,
         "refuse_empty_source": lambda *_, **__: None,
+        "_report_work": lambda *_, **__: nullcontext(WorkReport(None, stage="read")),
     }.items():
         assert hasattr(graph, name)
         setattr(graph, name, stub)
@@ -262,7 +268,7 @@ def read_nothing(split: Split, *, context: BuildContext, **_: Any) -> Any:
     for reason in ("no_text", "too_short", "wrong_language"):
         for number in range(3):
             tally.count_drop(reason, source=0, name=f"{Path(split.path).name}, line {number}", detail="x" * 100)
-    rows, _ = divide_buckets(context.buckets)
+    rows = divide_buckets(context.buckets)[0]
     name = f"{Path(split.path).name}-{os.urandom(8).hex()}.arrow"
     return SplitResult(tally, (SpillFile(name, hash(split.path) & 0xFFFFFFFF, Table(17_000_000, 12), rows),))
 
@@ -338,6 +344,11 @@ def format_found(found: Found) -> list[str]:
 def _start(module: str, *words: str, log: Path) -> subprocess.Popen[bytes]:
     with open(log, "wb") as stream:
         return subprocess.Popen([sys.executable, "-m", module, *words], cwd=ROOT, stdout=stream, stderr=stream)
+
+
+def _count_tasks(dask_scheduler: Any, *, last: Any) -> int:
+    """Return the number of tasks that the scheduler knows, or 0 until it knows the last one."""
+    return len(dask_scheduler.tasks) if last in dask_scheduler.tasks else 0
 
 
 def _cpu_seconds(process: int) -> float:

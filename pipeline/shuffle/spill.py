@@ -294,7 +294,7 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
         taken = batch.take(pa.array([row for row, _ in new], pa.int64())) if len(new) < batch.num_rows else batch
         found += zip((name for _, name in new), _documents_of(taken), strict=True)
     found.sort(key=itemgetter(0))
-    return [TokenizedDocument(name, *columns, sources[name]) for name, columns in found], total - len(found)
+    return [_make_document(name, columns, sources[name]) for name, columns in found], total - len(found)
 
 
 def read_with_origins(extents: Iterable[Extent], *, id_type: pa.DataType) -> Iterator[tuple[TokenizedDocument, Origin]]:
@@ -305,7 +305,7 @@ def read_with_origins(extents: Iterable[Extent], *, id_type: pa.DataType) -> Ite
     for index, batch in _read_batches(extents, id_type=id_type):
         names, _, numbers, *origins = (column.to_pylist() for column in index.columns)
         for name, number, columns, *origin in zip(names, numbers, _documents_of(batch), *origins, strict=True):
-            yield TokenizedDocument(name, *columns, number), Origin(*origin)
+            yield _make_document(name, columns, number), Origin(*origin)
 
 
 def _read_batches(
@@ -326,6 +326,11 @@ def _documents_of(batch: pa.RecordBatch) -> Iterator[list[npt.NDArray[Any]]]:
     """Yield the fields of TokenizedDocument between its id and its source, for each row."""
     columns = [_split_list(column) for column in batch.columns]
     return map(list, zip(*columns, strict=True)) if batch.num_rows else iter(())
+
+
+def _make_document(name: bytes, columns: Sequence[npt.NDArray[Any]], source: int) -> TokenizedDocument:
+    ids, word_starts, sentence_lengths = columns
+    return TokenizedDocument(name, ids, word_starts, sentence_lengths, source)
 
 
 class _Pending(NamedTuple):

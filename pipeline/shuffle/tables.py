@@ -47,7 +47,7 @@ def write_table(stream: Any, rows: npt.NDArray[np.int64]) -> Table:
     table = Table(stream.tell(), rows.shape[1])
     filled = np.empty((rows.shape[0], rows.shape[1] + 1), _WORD)
     filled[:, :-1] = rows
-    filled[:, -1] = [zlib.crc32(row, number) for number, row in enumerate(filled[:, :-1].copy())]
+    filled[:, -1] = [zlib.crc32(row.tobytes(), number) for number, row in enumerate(filled[:, :-1])]
     stream.write(filled.tobytes())
     return table
 
@@ -57,7 +57,7 @@ def read_table_row(path: str, table: Table, *, row: int) -> npt.NDArray[np.int64
     data = storage.read_range(path, offset=table.offset + row * table.row_bytes, length=table.row_bytes)
     if len(data) == table.row_bytes:
         numbers = np.frombuffer(data, _WORD)
-        if zlib.crc32(numbers[:-1], row) == numbers[-1]:
+        if zlib.crc32(data[: -_WORD.itemsize], row) == numbers[-1]:
             return numbers[:-1]
     raise TableError(f"{path}: row {row} of its table changed since it was written; run the build again")
 
