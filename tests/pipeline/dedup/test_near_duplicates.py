@@ -10,10 +10,13 @@ import re
 import resource
 import tarfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from corpora import make_config, make_documents, read_rows, write_text
 from object_store import bucket, s3_server
@@ -24,6 +27,7 @@ from pipeline.dataset.manifest import Manifest
 from pipeline.dedup import signatures
 from pipeline.dedup.matches import (
     choose_dropped,
+    choose_in_parts,
     distinct_matches,
     join_matches,
     read_dropped,
@@ -332,3 +336,27 @@ def test_signatures_that_are_lost_while_they_are_read_are_named(bucket: str, mon
     monkeypatch.setattr(storage, "open_native", lambda path: opened)
     with pytest.raises(storage.AbsentError, match=lost):
         _SignatureReader(url)
+
+
+@settings(max_examples=200)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(80, 99)), max_size=80),
+    parts=st.integers(1, 5),
+)
+def test_what_is_left_out_is_what_a_visit_by_rank_leaves_out(pairs: list[tuple[int, int, int]], parts: int) -> None:
+    """In any number of parts; documents 3k to 3k + 2 have equally many words, so that ids decide between them."""
+    matches = {(max(pair), min(pair)): similarity / 100 for *pair, similarity in pairs if pair[0] != pair[1]}
+    listed = [match(one, other, words=100 - one // 3, similarity=share) for (one, other), share in matches.items()]
+    dropped: dict[int, int] = {}
+    for one in sorted({one for one, _ in matches}):
+        staying = [other for (it, other) in matches if it == one and other not in dropped]
+        if staying:
+            dropped[one] = min(staying, key=lambda other: (-matches[one, other], other))
+    chosen = {}
+    groups = [[row for row in listed if row[0][0] % parts == part] for part in range(parts)]
+    loads = [partial(distinct_matches, np.array(group, MATCH_TYPE)) for group in groups]
+    for found in choose_in_parts(loads):
+        names = [row.tobytes()[0] for row in found["id"]]
+        assert names == sorted(names)
+        chosen.update(zip(names, (row.tobytes()[0] for row in found["kept_id"]), strict=True))
+    assert chosen == dropped
