@@ -6,6 +6,7 @@ divided by hash into parts of about PART_BYTES. Each part is sorted alone, so me
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.audit.findings import Findings, Place
 from pipeline.audit.following import document_keys
 
 PART_BYTES = 64_000_000
+_HELD_BYTES = 16_000_000
 SURE_BITS = 10
 """Identical rows are a fault if chance would give less than one such row even in a data set 2 ** SURE_BITS times as
 large. Otherwise they are a note."""
@@ -100,24 +102,39 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 
 class Spill:
-    """Writes the records of rows and documents of shard number `shard`, divided into `parts` parts, to temporary files
-    in `folder`. The files are named <kind>-<part>-<shard>."""
+    """Writes records of rows and documents, divided into `parts` parts, to temporary files of this process in `folder`.
+    The files are named <kind>-<part>-<process id>.
 
-    def __init__(self, folder: Path, *, shard: int, parts: int) -> None:
-        self._folder, self._shard, self._parts = folder, shard, parts
+    The number of files is that of parts times processes, whatever the number of shards.
+    """
+
+    def __init__(self, folder: Path, *, parts: int) -> None:
+        self._folder, self._parts = folder, parts
+        self._held: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]]] = {}
+        self._held_bytes = 0
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append each record to the file of one part. `kind` is "rows" or "documents".
+        """Append each record to the file of one part, at the latest in `flush`. `kind` is "rows" or "documents".
 
         A hash of the record's entry in `key` (uint64[records]) selects the part, so records with equal keys meet.
         """
-        part = mix(key) % np.uint64(self._parts)
-        order = np.argsort(part, kind="stable")
-        cuts = np.searchsorted(part[order], np.arange(1, self._parts, dtype=np.uint64))
-        for number, members in enumerate(np.split(order, cuts)):
-            if members.size:
-                with open(self._folder / f"{kind}-{number}-{self._shard}", "ab") as stream:
-                    stream.write(records[members].tobytes())
+        self._held.setdefault(kind, []).append((records, mix(key) % np.uint64(self._parts)))
+        self._held_bytes += records.nbytes
+        if self._held_bytes >= _HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all records added so far."""
+        for kind, held in self._held.items():
+            records, part = (np.concatenate(columns) for columns in zip(*held, strict=True))
+            order = np.argsort(part, kind="stable")
+            cuts = np.searchsorted(part[order], np.arange(1, self._parts, dtype=np.uint64))
+            for number, members in enumerate(np.split(order, cuts)):
+                if members.size:
+                    with open(self._folder / f"{kind}-{number}-{os.getpid()}", "ab") as stream:
+                        stream.write(records[members].tobytes())
+        self._held.clear()
+        self._held_bytes = 0
 
 
 def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -125,8 +142,9 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 
     `dtype` is the type of the records: ROW or DOCUMENT.
     """
-    files = sorted(folder.glob(f"{kind}-{part}-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
-    return np.concatenate([np.zeros(0, dtype), *(np.fromfile(path, dtype) for path in files)])
+    files = sorted(folder.glob(f"{kind}-{part}-*"))
+    found = np.concatenate([np.zeros(0, dtype), *(np.fromfile(path, dtype) for path in files)])
+    return found[np.argsort(found["shard"], kind="stable")]
 
 
 def check_part(

@@ -7,9 +7,10 @@ import math
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ PUBLISHED_NOT_NEXT = (0.4, 0.75)
 """Allowed share of not-next labels in a data set of the published algorithm, which gives this label to every text of a
 single sentence. A share outside these bounds is a fault."""
 _SLACK_WITHOUT_WORDS = 0.1
+_WAITING = 4
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -75,32 +77,74 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
         replaceable = int(np.count_nonzero(~vocabulary.special & ~vocabulary.unused))
     with tempfile.TemporaryDirectory(prefix="cloze-audit-") as spill:
         parts = num_parts(num_rows)
-        jobs = [ShardJob(folder, number, facts, manifest, spill, parts) for number in range(len(names))]
-        results = _map(audit_shard, jobs, workers=workers)
+        jobs = [ShardJob(folder, number, facts, spill, parts) for number in range(len(names))]
+        whole = Sums()
+        for result, held in zip(_map(audit_shard, jobs, workers=workers), held_out, strict=True):
+            findings.merge(result.findings)
+            whole.add(result, held=held)
         judge = partial(check_part, Path(spill), shards=names, held_out=held_out, num_rows=num_rows, facts=facts)
-        judged = _map(judge, range(parts), workers=workers)
-    totals = Counts()
+        judged = list(_map(judge, range(parts), workers=workers))
     by_shard = np.zeros((2, len(names)), np.int64)
-    for result in results:
-        findings.merge(result.findings)
-        totals.merge(result.counts)
     for of_part, numbers in judged:
         findings.merge(of_part)
         by_shard += numbers
+    totals = whole.totals
     shortcuts = check_shortcuts(totals, manifest, facts=facts, findings=findings)
     _check_shares(totals, facts=facts, replaceable=replaceable, findings=findings)
-    _check_repeated(by_shard[0], results, names, findings=findings)
-    _check_even(by_shard[1], results, manifest, findings=findings)
-    _check_numbers(folder, manifest, results, held_out, findings=findings)
+    _check_repeated(by_shard[0], whole.rows, names, findings=findings)
+    _check_even(by_shard[1], whole.tokens, manifest, findings=findings)
+    counts = {"train": whole.train, "validation": whole.validation}
+    data_set.check_counts(folder, manifest, counts=counts, token_counts=whole.token_counts, findings=findings)
     return Audit(folder, facts.published, len(names), totals.rows, totals.tokens, findings, shortcuts)
 
 
-def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> list[Out]:
-    """Return function(item) for every item, in order. If there is one worker or one item, no process is started."""
+@dataclass(slots=True)
+class Sums:
+    """What is kept of the results of all shards: sums, and two numbers for each shard."""
+
+    totals: Counts = field(default_factory=Counts)
+    train: Counts = field(default_factory=Counts)
+    validation: Counts = field(default_factory=Counts)
+    rows: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """Rows and tokens of each shard, in order."""
+    token_counts: Any = None
+    """int64[vocabulary] over the training shards, or None if some rows could not be read."""
+    _unknown: bool = False
+
+    def add(self, result: Result, *, held: bool) -> None:
+        """Add the result of the next shard. `held` says that the shard is held out."""
+        self.totals.merge(result.counts)
+        (self.validation if held else self.train).merge(result.counts)
+        self.rows.append(result.counts.rows)
+        self.tokens.append(result.counts.tokens)
+        if held or self._unknown:
+            return
+        self._unknown = result.token_counts is None
+        if self._unknown:
+            self.token_counts = None
+        elif self.token_counts is None:
+            self.token_counts = result.token_counts
+        else:
+            self.token_counts += result.token_counts
+
+
+def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> Iterator[Out]:
+    """Yield function(item) for every item, in order. If there is one worker or one item, no process is started.
+
+    At most a few results for each worker wait here: 20,000 results of shards would take 5 GB.
+    """
     if workers == 1 or len(items) == 1:
-        return [function(item) for item in items]
+        yield from map(function, items)
+        return
+    waiting: deque[Future[Out]] = deque()
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(function, items))
+        for item in items:
+            if len(waiting) == _WAITING * workers:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(function, item))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
@@ -144,20 +188,20 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
                 findings.add("mask rate", whole, finding.remark)
 
 
-def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
+def _check_repeated(foreign: Any, rows: Sequence[int], names: Sequence[str], *, findings: Findings) -> None:
     """Report each shard that has more than half of its rows in common with other shards.
 
-    `foreign` (int64[shards]) is the number of rows of each shard that are in other shards too. `results` and `names`
-    have the audit's result and the path of each shard.
+    `foreign` (int64[shards]) is the number of rows of each shard that are in other shards too. `rows` and `names` have
+    the number of rows and the path of each shard.
     """
     findings.looked("repeated shards", len(names))
-    for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
-        if repeated * 2 > result.counts.rows > 0:
-            text = f"{repeated:,} of its {result.counts.rows:,} rows are in other shards too"
+    for name, repeated, count in zip(names, foreign.tolist(), rows, strict=True):
+        if repeated * 2 > count > 0:
+            text = f"{repeated:,} of its {count:,} rows are in other shards too"
             findings.add("repeated shards", Place(name), text)
 
 
-def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
+def _check_even(documents: Any, all_tokens: Sequence[int], manifest: Manifest, *, findings: Findings) -> None:
     """Check that no shard is smaller than the build allows, if its split (train or validation) has several shards.
 
     Each shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the numbers found. It also needs
@@ -168,7 +212,7 @@ def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *
     for split in ("train", "validation"):
         own = [number for number, shard in enumerate(manifest.shards) if shard.split == split]
         findings.looked("even shards", len(own))
-        tokens = [results[number].counts.tokens for number in own]
+        tokens = [all_tokens[number] for number in own]
         buckets = stated if isinstance(stated, int) and split == "train" else 2 * len(own)
         least = float(MIN_SHARE_OF_MEAN) * sum(tokens) / max(1, buckets) / 2
         for number, count in zip(own, tokens, strict=True):
@@ -178,16 +222,3 @@ def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *
                 findings.add("even shards", place, text)
             elif len(own) > 1 and count < least:
                 findings.add("even shards", place, f"{count:,} tokens, at least {least:,.0f} are written to a shard")
-
-
-def _check_numbers(
-    root: str, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, findings: Findings
-) -> None:
-    counts = {"train": Counts(), "validation": Counts()}
-    found: Any = 0
-    for result, held in zip(results, held_out, strict=True):
-        counts["validation" if held else "train"].merge(result.counts)
-        if not held and found is not None:
-            found = None if result.token_counts is None else found + result.token_counts
-    found = found if np.ndim(found) else None
-    data_set.check_counts(root, manifest, counts=counts, token_counts=found, findings=findings)

@@ -7,6 +7,7 @@ flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,39 @@ from pipeline.audit.masks import check_masks, check_shape
 from pipeline.audit.rows import Counts, check_rows, count_labels
 from pipeline.audit.shortcuts import Sources
 from pipeline.audit.words import find_words, join_published
-from pipeline.dataset import Manifest, Shard
+from pipeline.dataset import Manifest, Shard, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
     """The task of auditing shard `number` (its index in the manifest) of the data set at `root`. `spill` is the folder
-    for temporary records of rows and documents. The records are divided into `parts` parts."""
+    for temporary records of rows and documents. The records are divided into `parts` parts.
+
+    Each process reads the manifest once, because a manifest of 20,000 shards (10 MB) is too large to send with each
+    job.
+    """
 
     root: str
     number: int
     facts: Facts
-    manifest: Manifest
     spill: str
     parts: int
+
+    @property
+    def manifest(self) -> Manifest:
+        """The set's manifest."""
+        return _read_manifest_once(self.root, self.spill)
 
     @property
     def entry(self) -> Shard:
         """The shard's entry in the manifest."""
         return self.manifest.shards[self.number]
+
+
+@lru_cache(maxsize=1)
+def _read_manifest_once(root: str, audit: str) -> Manifest:
+    """Return the manifest at `root`. `audit` is unique to one audit, since the manifest may change until the next."""
+    return read_manifest(root)
 
 
 @dataclass(slots=True)
@@ -81,7 +96,7 @@ def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
     findings = result.findings
     # Findings() is thrown away here, because run.audit has already reported faults of the tokenizer folder
     vocabulary, backend = data_set.load_vocabulary(job.root, job.manifest, findings=Findings())
-    spill = Spill(Path(job.spill), shard=job.number, parts=job.parts)
+    spill = Spill(Path(job.spill), parts=job.parts)
     negatives, sources = Negatives(), Sources()
     seeks = job.facts.next_sentence == "random_document"
     group_rows, group_tokens, good_groups = list[int](), list[int](), list[int]()
@@ -115,6 +130,7 @@ def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
         sources.add(block)
         if seeks:
             negatives.add(block, vocabulary=vocabulary)
+    spill.flush()
     result.token_counts = tokens
     if tokens is not None:
         _check_entry(job, group_rows, group_tokens, masked, most, findings=findings)

@@ -1,6 +1,7 @@
 """The Beam graph of a build.
 
-It has few, large elements, and only names and counts cross the shuffles. It avoids tagged outputs and output from
+No step groups by key: a worker finds what it needs by the tables of the files that earlier steps wrote. So an engine
+holds one name for each split, not one for each bucket of each split. The graph avoids tagged outputs and output from
 finish_bundle, because some engines lose them. Beam's counters are for display only. Every engine gives the same shards,
 because every group is sorted and every random draw is keyed by the data.
 """
@@ -8,9 +9,9 @@ because every group is sorted and every random draw is keyed by the data.
 from __future__ import annotations
 
 import json
-import uuid
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -18,20 +19,40 @@ import numpy as np
 from apache_beam.metrics import Metrics
 
 from pipeline import storage
-from pipeline.build.read_split import SplitResult, spill_split, split_key
+from pipeline.build.read_split import SplitResult, merge_splits, spill_split, split_key
 from pipeline.build.write_shard import build_shard
-from pipeline.dataset import SplitName, file_sha256, shard_name
-from pipeline.dedup import BandExtent, find_matches, read_dropped, write_dropped
+from pipeline.dataset import SplitName, id_type, shard_name
+from pipeline.dedup import (
+    BandFile,
+    Match,
+    MatchFile,
+    count_parts,
+    find_bands,
+    find_matches,
+    join_matches,
+    read_dropped,
+    write_dropped,
+    write_matches,
+)
 from pipeline.documents import Split
 from pipeline.instances import fewest_documents
 from pipeline.runtime import PLAN_NAME, BuildContext, Stage, WorkReport, raise_if_abandoned, report_failure
-from pipeline.shuffle import BucketCount, Extent, ShardPlan, plan_shards, read_index
+from pipeline.shuffle import (
+    BucketCount,
+    Extent,
+    Join,
+    ShardPlan,
+    SpillFile,
+    divide_buckets,
+    find_extents,
+    join_spills,
+    plan_shards,
+    read_index,
+)
 from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.tally import (
     BuildResult,
     ReadTally,
-    join_paths,
-    merge_reads,
     merge_results,
     reads_from_tree,
     reads_to_tree,
@@ -54,42 +75,60 @@ def build_graph(
     Give `workers` if the engine hands out all elements at once, like FnApiRunner: every worker then gets about the same
     amount of input. If `workers` is None, any idle worker takes the next split.
     """
-    dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
-        pipeline
-        | "List splits" >> beam.Create(dealt, reshuffle=False)
-        | "Spread splits" >> beam.Reshuffle()
-        | "Take each" >> beam.FlatMap(_each)
-        | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(context))
-    )
-    tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
-    grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
-    near = {"dropped": find_near_duplicates(read, context=context)} if context.config.cleaning.near_duplicates else {}
-    counts = grouped | "Count buckets" >> beam.ParDo(CountBuckets(context), **near)
+        _spread(pipeline, "splits", splits)
+        if workers is None
+        else _spread(pipeline, "splits", deal_splits(splits, workers=workers)) | "Take each" >> beam.FlatMap(_each)
+    ) | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(context))
+    whole = read | "Sum splits" >> beam.CombineGlobally(merge_splits)
+    tally = whole | "Tally" >> beam.Map(_tally_of)
+    files = whole | "Spill files" >> beam.Map(_spills_of)
+    _, joins = divide_buckets(context.buckets)
+    if joins:
+        files = (
+            _spread(pipeline, "joins", joins)
+            | "Join spill files" >> beam.ParDo(JoinSpills(context), files=beam.pvalue.AsSingleton(files))
+            | "Gather joined files" >> beam.combiners.ToList()
+        )
+    found = {"files": beam.pvalue.AsSingleton(files)}
+    if context.config.cleaning.near_duplicates:
+        found["dropped"] = find_near_duplicates(pipeline, whole, context=context)
+    buckets = range(context.buckets.total)
+    counts = _spread(pipeline, "buckets", buckets) | "Count buckets" >> beam.ParDo(CountBuckets(context), **found)
     plan = tally | "Plan shards" >> beam.ParDo(PlanShards(context), counts=beam.pvalue.AsList(counts))
-    only_plan = beam.pvalue.AsSingleton(plan)
+    found["plan"] = beam.pvalue.AsSingleton(plan)
     results = (
-        grouped
-        | "Join small buckets" >> beam.FlatMap(assign_shard, plan=only_plan)
-        | "Group by shard" >> beam.GroupByKey()
-        | "Pair, mask, write" >> beam.ParDo(WriteShards(context), **near)
+        _spread(pipeline, "shards", sorted(buckets, key=_scatter))
+        | "Pair, mask, write" >> beam.ParDo(WriteShards(context), **found)
         | "Gather shards" >> beam.CombineGlobally(merge_results)
     )
     _ = results | "Leave the result" >> beam.ParDo(LeaveResult(context), tally=beam.pvalue.AsSingleton(tally))
 
 
-def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """Add the search for near duplicates to the graph of `read` (the SplitResults). Return a side input: the path of
-    the list of documents to leave out (see dedup.read_dropped)."""
+def find_near_duplicates(
+    pipeline: beam.Pipeline, whole: beam.PCollection, *, context: BuildContext
+) -> beam.pvalue.AsSingleton:
+    """Add the search for near duplicates to `pipeline`. `whole` has the sum of all SplitResults. Return a side input:
+    the file that lists the documents to leave out (see dedup.read_dropped)."""
+    parts = range(count_parts(context.buckets))
+    bands = whole | "Band files" >> beam.Map(_bands_of)
+    matches = (
+        _spread(pipeline, "partitions", parts)
+        | "Compare signatures" >> beam.ParDo(CompareSignatures(context), bands=beam.pvalue.AsSingleton(bands))
+        | "Gather matches" >> beam.combiners.ToList()
+    )
     dropped = (
-        read
-        | "Band keys" >> beam.FlatMap(_bands_of)
-        | "Group by band key" >> beam.GroupByKey()
-        | "Compare signatures" >> beam.ParDo(CompareSignatures(context))
-        | "Gather near duplicates" >> beam.CombineGlobally(join_paths)
+        _spread(pipeline, "parts", parts)
+        | "Join matches" >> beam.ParDo(JoinMatches(context), matches=beam.pvalue.AsSingleton(matches))
+        | "Gather near duplicates" >> beam.combiners.ToList()
         | "Choose what stays" >> beam.ParDo(ChooseDropped(context))
     )
     return beam.pvalue.AsSingleton(dropped)
+
+
+def _spread(pipeline: beam.Pipeline, name: str, items: Iterable[Any]) -> beam.PCollection:
+    """Return a collection of the items, dealt to the workers in turn."""
+    return pipeline | f"List {name}" >> beam.Create(items, reshuffle=False) | f"Spread {name}" >> beam.Reshuffle()
 
 
 class _Step(beam.DoFn):
@@ -106,28 +145,39 @@ class _TokenizerStep(_Step):
 
 class CompareSignatures(_Step):
     """A Beam step. It compares the MinHash signatures of some documents (a partition). If it finds near duplicates
-    among these documents, it writes them to a file and yields a list with the file's path."""
+    among these documents, it writes them to a file and yields the MatchFile."""
 
-    def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
+    def process(self, partition: int, bands: Sequence[BandFile]) -> Iterator[MatchFile]:
         settings = self.context.config.cleaning.near_duplicates
         assert settings is not None
         with report_failure(self.context.exchange):
-            matches = find_matches(element[1], threshold=settings.threshold)
+            raise_if_abandoned(self.context.exchange)
+            folder = self.context.spills
+            matches = find_matches(find_bands(bands, folder=folder, partition=partition), threshold=settings.threshold)
             if matches.size:
-                path = storage.join(self.context.spills, f"matches-{uuid.uuid4().hex[:16]}")
-                storage.write_bytes(path, matches.tobytes())
-                yield [path]
+                yield write_matches(matches, folder=folder, buckets=self.context.buckets)
+
+
+class JoinMatches(_Step):
+    """A Beam step. It writes the distinct matches (pairs of near duplicates) of a part of the buckets to a file, and
+    yields the MatchFile if there are any."""
+
+    def process(self, part: int, matches: Sequence[MatchFile]) -> Iterator[MatchFile]:
+        with report_failure(self.context.exchange):
+            joined = join_matches(matches, part=part, folder=self.context.spills, buckets=self.context.buckets)
+            if joined is not None:
+                yield joined
 
 
 class ChooseDropped(_Step):
-    """A Beam step. It takes the paths of all files of near duplicates, decides which of these documents to leave out,
-    and yields the path of the list of them."""
+    """A Beam step. It takes all files of near duplicates, decides which of these documents to leave out, and yields the
+    MatchFile that lists them."""
 
-    def process(self, paths: list[str]) -> Iterator[str]:
+    def process(self, files: list[MatchFile]) -> Iterator[MatchFile]:
         with report_failure(self.context.exchange):
             path = storage.join(self.context.exchange, DROPPED_NAME)
-            write_dropped(paths, path=path)
-            yield path
+            grouped = self.context.config.has_groups
+            yield write_dropped(files, path=path, buckets=self.context.buckets, grouped=grouped)
 
 
 class SpillSplits(_TokenizerStep):
@@ -142,12 +192,28 @@ class SpillSplits(_TokenizerStep):
             yield spill_split(split, context=self.context, tokenizer=self.tokenizer, report=report)
 
 
-class CountBuckets(_Step):
-    """A Beam step. It counts the documents that one bucket (a group of documents) keeps, and yields the BucketCount."""
+class JoinSpills(_Step):
+    """A Beam step. It does one piece of the second step of a large shuffle, and yields the piece's spill file."""
 
-    def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
+    def process(self, join: Join, files: Sequence[SpillFile]) -> Iterator[SpillFile]:
         with report_failure(self.context.exchange):
-            yield count_bucket(element, dropped)
+            raise_if_abandoned(self.context.exchange)
+            types = id_type(self.context.vocabulary_size)
+            folder, buckets = self.context.spills, self.context.buckets
+            yield join_spills(join, files=files, folder=folder, buckets=buckets, id_type=types)
+
+
+class CountBuckets(_Step):
+    """A Beam step. It counts the documents that one bucket (a group of documents) keeps, and yields the BucketCount if
+    the bucket has any documents at all."""
+
+    def process(
+        self, bucket: int, files: Sequence[SpillFile], dropped: MatchFile | None = None
+    ) -> Iterator[BucketCount]:
+        with report_failure(self.context.exchange):
+            extents = find_extents(files, folder=self.context.spills, bucket=bucket)
+            if extents:
+                yield count_bucket(bucket, extents, near=_near([bucket], dropped))
 
 
 class PlanShards(_Step):
@@ -174,24 +240,27 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step. It writes one shard and yields the BuildResult. An element has the shard's key (train or validation,
-    index, number of shards) and the places of the shard's documents."""
+    """A Beam step. If a bucket (group of documents) is the first of a shard, it writes the shard and yields the
+    BuildResult."""
 
     def process(
-        self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
+        self, bucket: int, files: Sequence[SpillFile], plan: ShardPlan, dropped: MatchFile | None = None
     ) -> Iterator[BuildResult]:
-        (name_of_split, index, count), groups = element
-        extents = [extent for group in groups for extent in group]
-        split: SplitName = "train" if name_of_split == "train" else "validation"
-        name = shard_name(split, index, count)
+        buckets = plan.buckets_of.get(bucket)
+        if buckets is None:
+            return
+        split, index = plan.shard_of[bucket]
+        name = shard_name(split, index, plan.num_shards[split])
         with report_failure(self.context.exchange), _report_work(self.context, stage="shard", key=name) as report:
+            folder = self.context.spills
+            extents = [extent for bucket in buckets for extent in find_extents(files, folder=folder, bucket=bucket)]
             yield write_shard(
                 extents,
                 context=self.context,
                 tokenizer=self.tokenizer,
                 split=split,
                 name=name,
-                dropped=dropped,
+                near=_near(buckets, dropped),
                 report=report,
             )
 
@@ -220,17 +289,16 @@ def write_shard(
     tokenizer: WordTokenizer,
     split: SplitName,
     name: str,
-    dropped: str | None,
+    near: Mapping[bytes, Match],
     report: WorkReport,
 ) -> BuildResult:
     """Return the result of the shard `name`. If an earlier start of the build wrote this shard from the same documents,
     the result comes from the shard's record.
 
-    Otherwise build the shard and record its result. `dropped` is the path of the list of near duplicates to leave out,
-    or None.
+    Otherwise build the shard and record its result. `near` has the near duplicates to leave out, by id.
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
-    key = [name, content, None if dropped is None else file_sha256(dropped)]
+    key = [name, content, sorted((name.hex(), *match) for name, match in near.items())]
     recorded = context.ledger.find("shard", key=key)
     if recorded is not None:
         result = results_from_tree(recorded, folder=context.spills)
@@ -246,7 +314,7 @@ def write_shard(
         name=name,
         folder=context.shards,
         scratch=context.spills,
-        dropped=dropped,
+        near=near,
         report=report,
     )
     files = [storage.join(context.shards, storage.base_name(name)), *result.left_out.rejects]
@@ -270,15 +338,12 @@ def _leave(tree: Any, *, path: str) -> None:
     storage.write_bytes(path, json.dumps(tree).encode("ascii"), make_folders=False)
 
 
-def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Return the counts of the distinct documents that a bucket keeps. `element` is (number of the bucket, its
-    extents). Only the index of each extent (a range of a file) is read. `dropped` is the path of the list of near
-    duplicates to leave out."""
-    bucket, extents = element
+def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[bytes] = ()) -> BucketCount:
+    """Return the counts of the distinct documents that a bucket keeps. Only the index of each extent (a range of a
+    file) is read. `near` has the ids of near duplicates to leave out."""
     index = read_index(extents)
     kept = index.distinct()
-    if dropped is not None:
-        near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
+    if near:
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
     hashes = np.sort(index.groups[kept].view(">u8").reshape(-1, 2)[:, 0]).tolist()  # as `membership`
     tokens = int(index.tokens[kept].sum())
@@ -286,14 +351,13 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
     return BucketCount(bucket, documents=kept.size, tokens=tokens, lowest=tuple(hashes[:2]), highest=highest)
 
 
-def assign_shard(
-    element: tuple[int, Iterable[Extent]], plan: ShardPlan
-) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Yield one pair: the key of the shard that gets a bucket, and the bucket's extents (ranges of files). The key is
-    (train or validation, index, number of shards). `element` is (number of the bucket, its extents)."""
-    bucket, extents = element
-    split, index = plan.shard_of[bucket]
-    yield (split, index, plan.num_shards[split]), tuple(extents)
+def _scatter(bucket: int) -> int:
+    """Return a sort key that is unrelated to the number, so that the first buckets of shards are dealt evenly."""
+    return zlib.crc32(bucket.to_bytes(8, "big"))
+
+
+def _near(buckets: Sequence[int], dropped: MatchFile | None) -> dict[bytes, Match]:
+    return {} if dropped is None else read_dropped(dropped, buckets=buckets)
 
 
 def _each(splits: tuple[Split, ...]) -> tuple[Split, ...]:
@@ -304,9 +368,9 @@ def _tally_of(result: SplitResult) -> ReadTally:
     return result.tally
 
 
-def _bands_of(result: SplitResult) -> Iterable[tuple[int, BandExtent]]:
+def _bands_of(result: SplitResult) -> Sequence[BandFile]:
     return result.bands
 
 
-def _extents_of(result: SplitResult) -> Iterable[tuple[int, Extent]]:
-    return result.extents
+def _spills_of(result: SplitResult) -> Sequence[SpillFile]:
+    return result.spills

@@ -6,6 +6,7 @@ the build then uses the record instead of reading the split again.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -14,26 +15,28 @@ from typing import Any
 from pipeline import storage
 from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
 from pipeline.dataset import id_type
-from pipeline.dedup import BandExtent, SignatureWriter, open_runs
+from pipeline.dedup import BandFile, SignatureWriter, count_parts, open_runs
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
 from pipeline.runtime import BuildContext, WorkReport
-from pipeline.shuffle import Extent, Origin, SpillWriter
+from pipeline.shuffle import BucketRange, Origin, SpillFile, SpillWriter, Table, divide_buckets
 from pipeline.sources import read_documents
-from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
+from pipeline.tally import ReadTally, merge_reads, reads_from_tree, reads_to_tree
 from pipeline.tokenizer import WordTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split: counts, and where the tokens of each bucket (a group of documents) lie in a
-    file. `extents` has pairs (number of the bucket, place in a file)."""
+    """The result of reading one split, or several: counts, and the files with the tokens and signatures.
+
+    What crosses the engine is the same for any number of documents and buckets (groups of documents).
+    """
 
     tally: ReadTally
-    extents: tuple[tuple[int, Extent], ...]
-    bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Pairs (number of a partition, place of the partition's band keys in a file). Band keys are hashes that near
-    duplicates are likely to share. Empty unless near duplicates are searched for."""
+    spills: tuple[SpillFile, ...]
+    bands: tuple[BandFile, ...] = ()
+    """The files of signatures and band keys. Band keys are hashes that near duplicates are likely to share. Empty
+    unless near duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
@@ -52,12 +55,18 @@ def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer
     else:
         source = context.config.sources[split.source]
         result = spill_documents(
-            read_documents(split, source), split=split, context=context, tokenizer=tokenizer, report=report
+            read_documents(split, source),
+            split=split,
+            context=context,
+            tokenizer=tokenizer,
+            report=report,
+            key=zlib.crc32(context.ledger.record_name("split", split_key(split, context=context)).encode()),
         )
-        files = {extent.path for _, extent in result.extents} | set(result.tally.rejects)
-        files |= {path for _, band in result.bands for path in (band.keys, band.signatures)}
         context.ledger.record(
-            "split", key=split_key(split, context=context), files=files, content=_result_to_tree(result)
+            "split",
+            key=split_key(split, context=context),
+            files=list_written(result, folder=context.spills),
+            content=_result_to_tree(result),
         )
     report.add(bytes=split.num_bytes)
     return result
@@ -70,6 +79,7 @@ def spill_documents(
     context: BuildContext,
     tokenizer: WordTokenizer,
     report: WorkReport,
+    key: int = 0,
 ) -> SplitResult:
     """Clean and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
 
@@ -85,6 +95,7 @@ def spill_documents(
     documents = DocumentFilter(cleaning, source=source)
     dictionary = context.config.has_dictionary(source.language)
     held = open_runs(context.hold_out) if context.hold_out else None
+    buckets, _ = divide_buckets(context.buckets)
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
         tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
@@ -92,9 +103,16 @@ def spill_documents(
 
     with (
         RejectWriter(context.spills if cleaning.keep_rejects else None) as rejects,
-        SpillWriter(context.spills, name=name, bucket_of=context.buckets.bucket_of, id_type=types) as writer,
+        SpillWriter(
+            context.spills,
+            name=name,
+            bucket_of=context.buckets.bucket_of,
+            id_type=types,
+            buckets=buckets,
+            key=key,
+        ) as writer,
         SignatureWriter(
-            context.spills, name=name, config=cleaning.near_duplicates, partitions=context.buckets.total
+            context.spills, name=name, config=cleaning.near_duplicates, partitions=count_parts(context.buckets)
         ) as signatures,
     ):
         for item in items:
@@ -135,7 +153,24 @@ def spill_documents(
             tally.count_loss(loss, source=split.source)
             report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
-    return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
+    return SplitResult(tally, (writer.file,), tuple(signatures.files))
+
+
+def merge_splits(results: Iterable[SplitResult]) -> SplitResult:
+    """Return the results of several splits as one: the sum of their counts, and all their files."""
+    listed = list(results)
+    return SplitResult(
+        merge_reads(result.tally for result in listed),
+        tuple(spill for result in listed for spill in result.spills),
+        tuple(band for result in listed for band in result.bands),
+    )
+
+
+def list_written(result: SplitResult, *, folder: str) -> set[str]:
+    """Return the paths of all files of a split's result. `folder` is that of spill files."""
+    names = {spill.name for spill in result.spills}
+    names |= {name for band in result.bands for name in (band.keys, band.signatures)}
+    return {storage.join(folder, name) for name in names} | set(result.tally.rejects)
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
@@ -149,21 +184,17 @@ def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data with the keys tally (counts), extents (places of documents in the spill file) and
-    bands (places of band keys). Files are named without folders, because the output may be moved before the build
+    """Return the result as JSON data with the keys tally (counts), spills (the files of tokens) and bands (the files of
+    signatures and band keys). Files are named without folders, because the output may be moved before the build
     continues."""
-    extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
-    bands = [
-        [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]
-        for bucket, band in result.bands
-    ]
-    return {"tally": reads_to_tree(result.tally), "extents": extents, "bands": bands}
+    spills = [[spill.name, spill.key, spill.table, astuple(spill.buckets)] for spill in result.spills]
+    bands = [[band.keys, band.signatures, band.table] for band in result.bands]
+    return {"tally": reads_to_tree(result.tally), "spills": spills, "bands": bands}
 
 
 def _result_from_tree(tree: dict[str, Any], *, folder: str) -> SplitResult:
-    extents = tuple((bucket, Extent(storage.join(folder, name), *rest)) for bucket, (name, *rest) in tree["extents"])
-    bands = tuple(
-        (bucket, BandExtent(storage.join(folder, keys), storage.join(folder, signatures), *rest))
-        for bucket, (keys, signatures, *rest) in tree["bands"]
-    )
-    return SplitResult(reads_from_tree(tree["tally"], folder=folder), extents, bands)
+    spills = [
+        SpillFile(name, key, Table(*table), BucketRange(*buckets)) for name, key, table, buckets in tree["spills"]
+    ]
+    bands = [BandFile(keys, signatures, Table(*table)) for keys, signatures, table in tree["bands"]]
+    return SplitResult(reads_from_tree(tree["tally"], folder=folder), tuple(spills), tuple(bands))

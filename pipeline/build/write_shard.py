@@ -10,9 +10,10 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from pipeline import draws, storage
 from pipeline.cleaning import RejectWriter
 from pipeline.config import PipelineConfig
 from pipeline.dataset import Shard, SplitName, file_sha256, footer_sha256, schema
-from pipeline.dedup import count_duplicates, read_dropped
+from pipeline.dedup import Match, count_duplicates
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
 from pipeline.instances import Instances, Masks, Rows, find_repeated_lines, list_passes
@@ -68,7 +69,7 @@ def build_shard(
     name: str,
     folder: str | Path,
     scratch: str | Path,
-    dropped: str | None = None,
+    near: Mapping[bytes, Match] = MappingProxyType({}),
     report: WorkReport | None = None,
 ) -> BuildResult:
     """Build the shard of one bucket (a group of documents). Return the shard's manifest entry and the counts of the
@@ -76,13 +77,12 @@ def build_shard(
 
     The file is `folder`/(last part of `name`); `name` is the file's path in the manifest. The file is written and
     verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store,
-    the file is written in a local temporary folder and uploaded. `dropped` is the path of the list of near duplicates
-    to leave out. `report` counts every row group. Raises SpillError or ShardError if a file reads back with other
-    content than was written. After any error the written file is removed.
+    the file is written in a local temporary folder and uploaded. `near` has the near duplicates to leave out, by id.
+    `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content than was
+    written. After any error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
-    near = {} if dropped is None else read_dropped(dropped, [document.id for document in documents])
     documents = [document for document in documents if document.id not in near]
     with RejectWriter(scratch if config.cleaning.keep_rejects else None) as rejects:
         left_out = count_duplicates(extents, near=near, rejects=rejects)

@@ -35,34 +35,49 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
     near duplicates, and write these documents to `rejects` (the files of documents left out).
 
     `near` maps the id of each near duplicate to its match. Of several copies, one is kept: the first by index into
-    config.source_names, then by name, then by index into config.sources. Memory holds only the origins of duplicates
-    (with their text if rejects are kept).
+    config.source_names, then by name, then by index into config.sources. None is kept of a document that is marked as
+    held out. Memory holds one name for each text with copies, however many copies there are.
     """
     tally = ReadTally()
     copies, held_out = _repeated_ids(extents)
     if not copies and not near:
         return tally
-    waiting: dict[bytes, list[tuple[int, Origin]]] = {}
+    first = _choose_first(extents, copies=copies - held_out)
+    met: set[bytes] = set()
     for name, number, origin in read_origins(extents):
-        if name in copies:
-            waiting.setdefault(name, []).append((number, origin))
-        elif name in near:
-            _leave_out(origin, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
-    for name, found in waiting.items():
         if name in held_out:
-            for _, origin in found:
-                _leave_out(origin, DUPLICATE, "same text as a held-out document", tally=tally, rejects=rejects)
+            _leave_out(origin, DUPLICATE, "same text as a held-out document", tally=tally, rejects=rejects)
             continue
-        (_, first), *others = sorted(found, key=lambda item: (item[0], item[1].name, item[1].source))
+        kept = first.get(name)
+        if kept is not None and (name in met or (number, *origin[:2]) != (kept.number, kept.source, kept.name)):
+            _leave_out(origin, DUPLICATE, f"same text as {kept.name}", tally=tally, rejects=rejects)
+            continue
+        met.add(name)
         if name in near:
-            _leave_out(first, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
-        for _, origin in others:
-            _leave_out(origin, DUPLICATE, f"same text as {first.name}", tally=tally, rejects=rejects)
+            _leave_out(origin, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
     return tally
 
 
+class _First(NamedTuple):
+    """The copy of a text that stays. Copies are ordered like this tuple."""
+
+    number: int
+    name: str
+    source: int
+
+
+def _choose_first(extents: Sequence[Extent], *, copies: frozenset[bytes]) -> dict[bytes, _First]:
+    """Return, by id, the copy to keep of each text in `copies`."""
+    first: dict[bytes, _First] = {}
+    for name, number, origin in read_origins(extents) if copies else ():
+        if name in copies:
+            own = _First(number, origin.name, origin.source)
+            first[name] = min(own, first.get(name, own))
+    return first
+
+
 def _repeated_ids(extents: Sequence[Extent]) -> tuple[frozenset[bytes], frozenset[bytes]]:
-    """Return the ids that occur more than once, and those that are marked as held out."""
+    """Return the ids that occur more than once, and the ids that are marked as held out."""
     index = read_index(extents)
     ids = index.ids
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)

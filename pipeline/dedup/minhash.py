@@ -8,9 +8,8 @@ reads about 3 MB of text a second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -129,31 +128,6 @@ def compare_group(
             other = ranked[others[match]]
             found.append((ids[one], words[one], ids[other], shares[match], _cut_name(names[other])))
     return np.array(found, MATCH_TYPE)
-
-
-def choose_dropped(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Choose the documents to leave out, and return one match (the document and a better-ranked document that it
-    resembles) for each of them (an array of MATCH_TYPE, ordered by id).
-
-    `matches` are distinct matches (an array of MATCH_TYPE). Documents are visited from the best rank (most words) down.
-    A document is left out if it matches a document that is kept, so no document is left out because of a document that
-    is left out itself.
-    """
-    dropped: dict[bytes, int] = {}
-    order = sorted(range(matches.size), key=lambda index: (-matches["words"][index], matches["id"][index].tobytes()))
-    for _, group in _groups(matches["id"], order):
-        staying = [index for index in group if matches["kept_id"][index].tobytes() not in dropped]
-        if staying:
-            best = min(staying, key=lambda index: (-matches["similarity"][index], matches["kept_id"][index].tobytes()))
-            dropped[matches["id"][best].tobytes()] = best
-    return matches[[dropped[name] for name in sorted(dropped)]]
-
-
-def _groups(ids: npt.NDArray[Any], order: Sequence[int]) -> Iterator[tuple[bytes, list[int]]]:
-    cuts = [0, *(place for place in range(1, len(order)) if ids[order[place]] != ids[order[place - 1]]), len(order)]
-    for start, stop in pairwise(cuts):
-        if stop > start:
-            yield ids[order[start]].tobytes(), list(order[start:stop])
 
 
 def _cut_name(name: str) -> bytes:

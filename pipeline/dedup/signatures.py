@@ -1,8 +1,8 @@
 """Files of the search for near duplicates: for each split of the input, its signatures and its band keys.
 
 A band key (a hash of part of a signature) modulo the number of partitions selects a partition. So documents that share
-a key meet in one partition, which loads only the signatures of these documents. Only names and offsets cross Beam's
-shuffle.
+a key meet in one partition, which loads only the signatures of these documents. A table at the end of a file of keys
+says where the keys of each partition lie, so only names of files cross the engine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import pyarrow as pa
 
 from pipeline import storage
 from pipeline.config import NearDuplicatesConfig
-from pipeline.dedup.duplicates import Match
-from pipeline.dedup.minhash import MATCH_TYPE, Signer, band_keys, choose_bands, choose_dropped, compare_group
+from pipeline.dedup.matches import distinct_matches
+from pipeline.dedup.minhash import MATCH_TYPE, Signer, band_keys, choose_bands, compare_group
 from pipeline.documents import ID_BYTES, Document
 from pipeline.errors import PassingError
+from pipeline.shuffle import Table, read_each, read_table_row, write_table
 
 _FLUSH_DOCUMENTS = 4096
 _ROWS_AT_ONCE = 100_000
@@ -56,6 +57,19 @@ class BandExtent:
     entries: int
 
 
+@dataclass(frozen=True, slots=True)
+class BandFile:
+    """The files of signatures of one split: names in the folder of spill files, and the place of the table.
+
+    A row of the table, which is in the file `keys`, has the offset and the number of the keys of one partition, for
+    each part written. The number may be 0.
+    """
+
+    keys: str
+    signatures: str
+    table: Table
+
+
 class SignatureWriter:
     """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
     `folder`, or nothing if `config` is None.
@@ -78,6 +92,8 @@ class SignatureWriter:
         self._schema = _signature_schema(config.permutations)
         self._pending: list[tuple[bytes, int, str, npt.NDArray[np.uint32]]] = []
         self._batches = self._offset = 0
+        self._table = Table(0, 0)
+        self._places: list[npt.NDArray[np.int64]] = []
         self._files = ExitStack()
         signatures = self._files.enter_context(storage.open_output(self._paths[0], in_place=True))
         self._keys = self._files.enter_context(storage.open_output(self._paths[1], in_place=True))
@@ -94,10 +110,22 @@ class SignatureWriter:
         try:
             if kind is None:
                 self._flush()
+                places = (
+                    np.stack(self._places, axis=1) if self._places else np.zeros((self._partitions, 0, 2), np.int64)
+                )
+                self._table = write_table(self._keys, places.reshape(self._partitions, -1))
         except BaseException as fault:
             self._files.__exit__(type(fault), fault, fault.__traceback__)
             raise
         self._files.__exit__(kind, error, trace)
+
+    @property
+    def files(self) -> list[BandFile]:
+        """The files written, none if `config` is None. They are known once the writer is closed."""
+        if self._config is None:
+            return []
+        keys, signatures = map(storage.base_name, reversed(self._paths))
+        return [BandFile(keys, signatures, self._table)]
 
     def add(self, document: Document) -> None:
         """Add a document. A document without words is ignored, since it has no near duplicates."""
@@ -125,13 +153,32 @@ class SignatureWriter:
         entries["row"] = np.repeat(np.arange(len(rows)), self._bands)
         partition = (entries["key"] % np.uint64(self._partitions)).astype(np.int64)
         entries = entries[np.argsort(partition, kind="stable")]
-        for number, count in enumerate(np.bincount(partition, minlength=self._partitions).tolist()):
+        counts = np.bincount(partition, minlength=self._partitions)
+        ends = self._offset + np.cumsum(counts) * _ENTRY.itemsize
+        self._places.append(np.stack([ends - counts * _ENTRY.itemsize, counts], axis=1))
+        for number, count in enumerate(counts.tolist()):
             if count:
                 self.extents.append((number, BandExtent(self._paths[1], self._paths[0], self._offset, count)))
                 self._offset += count * _ENTRY.itemsize
         self._keys.write(entries.tobytes())
         self._batches += 1
         self._pending.clear()
+
+
+def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> list[BandExtent]:
+    """Return where the band keys of a partition lie in files of `folder`. Raises TableError if a file has changed."""
+    chosen = [file for file in files if file.table.columns]
+    rows = read_each(
+        lambda file: read_table_row(storage.join(folder, file.keys), file.table, row=partition),
+        chosen,
+        path_of=lambda file: folder,
+    )
+    return [
+        BandExtent(storage.join(folder, file.keys), storage.join(folder, file.signatures), offset, entries)
+        for file, row in zip(chosen, rows, strict=True)
+        for offset, entries in row.reshape(-1, 2).tolist()
+        if entries
+    ]
 
 
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
@@ -199,37 +246,6 @@ def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: n
                 members = list(of_batch)
                 found.update(zip(members, reader.rows(batch, entries["row"][members]), strict=True))
     return [found[member] for member in range(len(entries))]
-
-
-def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each distinct match (pair of near duplicates) once, as an array of MATCH_TYPE ordered by the bytes of its
-    records."""
-    return np.unique(matches.view(f"V{MATCH_TYPE.itemsize}")).view(MATCH_TYPE)
-
-
-def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Choose the documents to leave out, and write one match (the document and a kept document that it resembles) for
-    each of them to `path` (records of MATCH_TYPE, ordered by id).
-
-    `parts` are the files with all matches found. Memory: 120 bytes for each pair of near duplicates, whatever the size
-    of the corpus.
-    """
-    total = np.zeros(0, MATCH_TYPE)
-    for part in sorted(parts):
-        total = distinct_matches(np.concatenate([total, np.frombuffer(storage.read_bytes(part), MATCH_TYPE)]))
-    storage.write_bytes(path, choose_dropped(total).tobytes(), make_folders=False)
-
-
-def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Return a dict from the id of each document among `ids` that is to be left out to its Match (the kept document
-    that it resembles). `path` is the file that write_dropped wrote."""
-    table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
-    if not table.size:
-        return {}
-    return {
-        row["id"].tobytes(): Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))
-        for row in table[np.isin(table["id"], np.array(ids, f"V{ID_BYTES}"))]
-    }
 
 
 def _signature_schema(permutations: int) -> pa.Schema:

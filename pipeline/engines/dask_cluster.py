@@ -99,17 +99,22 @@ def _run_once(
     beam_options: Sequence[str],
 ) -> None:
     context = RunContext(uuid.uuid4().hex, describe_code(), exchange, held)
-    partitions = max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * cluster.workers)
+    partitions = count_partitions(cluster.workers)
     with connect(cluster) as client:
         runner = BuildRunner(client, context=context, partitions=partitions)
         pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(list(beam_options)))
         lay_out(pipeline)
-        result = pipeline.run()
+        result = pipeline.run(test_runner_api=False)  # a copy through Beam's protocol would lose CombineGlobally
         try:
             _attend(client, result.futures, cluster=cluster)
         finally:
             with suppress(Exception):
                 client.cancel(result.futures, force=True)
+
+
+def count_partitions(workers: int) -> int:
+    """Return into how many partitions, which become tasks, a list of pieces of work is divided."""
+    return max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * workers)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from pipeline.build import build_shard, spill_documents
+from pipeline.build import build_shard, list_written, spill_documents
 from pipeline.dataset import schema
 from pipeline.estimate.sampling import Frame, Unit, read_units
 from pipeline.runtime import BuildContext, WorkReport
-from pipeline.shuffle import Extent, read_index
+from pipeline.shuffle import Extent, find_extents, read_index
 from pipeline.tokenizer import WordTokenizer
 
 _GROUPS = 8
@@ -64,9 +64,8 @@ def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext
         found = spill_documents(
             items, split=unit.split, context=context, tokenizer=tokenizer, report=WorkReport(None, stage="read")
         )
-        extents.append([extent for _, extent in found.extents])
-        files = {extent.path for extent in extents[-1]} | set(found.tally.rejects)
-        files |= {path for _, band in found.bands for path in (band.keys, band.signatures)}
+        extents.append(find_extents(found.spills, folder=context.spills, bucket=0))
+        files = list_written(found, folder=context.spills)
         measured.units.append(
             {
                 "size": float(unit.size),

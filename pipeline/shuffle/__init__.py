@@ -11,4 +11,16 @@ from pipeline.shuffle.buckets import (
     membership,
     plan_shards,
 )
-from pipeline.shuffle.spill import Extent, Origin, SpillWriter, read_documents, read_index, read_origins
+from pipeline.shuffle.levels import Join, divide_buckets, join_spills
+from pipeline.shuffle.spill import (
+    BucketRange,
+    Extent,
+    Origin,
+    SpillFile,
+    SpillWriter,
+    find_extents,
+    read_documents,
+    read_index,
+    read_origins,
+)
+from pipeline.shuffle.tables import Table, read_each, read_table_row, write_table

@@ -11,7 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from pipeline.dataset import SplitName
 from pipeline.units import count_of
@@ -54,6 +58,25 @@ class Buckets:
         """Return whether a group is held out. A document without a group has its id as `group`."""
         return membership(group) < self.validation_fraction * _HASH_RANGE
 
+    def buckets_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return bucket_of of each document without a group, int64[n]. `ids` (V16[n]) has the documents' ids,
+        contiguous or not."""
+        halves = _halves(ids)
+        found = (halves[:, 1] % np.uint64(self.train)).astype(np.int64)
+        if self.validation:
+            held = halves[:, 0] < np.uint64(math.ceil(self.validation_fraction * _HASH_RANGE))
+            found[held] = self.train + (halves[held, 1] % np.uint64(self.validation)).astype(np.int64)
+        return found
+
+    def possible_buckets_of(self, ids: npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
+        """Return the buckets that documents may have, whatever their groups: int64[n] with the training bucket of each
+        document, and, unless nothing is held out, int64[n] with its validation bucket. `ids` is as in buckets_of."""
+        last = _halves(ids)[:, 1]
+        found = [(last % np.uint64(self.train)).astype(np.int64)]
+        if self.validation:
+            found.append(self.train + (last % np.uint64(self.validation)).astype(np.int64))
+        return found
+
     def split_of(self, bucket: int) -> SplitName:
         """Return the part of the data set (train or validation) that a bucket belongs to."""
         return "train" if bucket < self.train else "validation"
@@ -72,12 +95,25 @@ class BucketCount:
     """The largest hash from `membership`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardPlan:
     """Maps each bucket to its shard, as (part of the data set, index), and holds the number of shards in each part."""
 
     shard_of: dict[int, tuple[SplitName, int]]
     num_shards: dict[SplitName, int]
+
+    @cached_property
+    def buckets_of(self) -> dict[int, tuple[int, ...]]:
+        """All buckets of each shard, by the first of them."""
+        found: dict[tuple[SplitName, int], list[int]] = {}
+        for bucket, shard in sorted(self.shard_of.items()):
+            found.setdefault(shard, []).append(bucket)
+        return {buckets[0]: tuple(buckets) for buckets in found.values()}
+
+
+def _halves(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return both halves of each id (V16[n]), uint64[n, 2]."""
+    return np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def membership(group: bytes) -> int:

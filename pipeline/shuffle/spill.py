@@ -1,9 +1,9 @@
 """Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
-An extent is a byte range of a spill file with documents of one bucket (group). It has two Arrow messages: an index (id,
-number of tokens and origin of each document), which can be read alone, and the tokens. Only names and offsets cross
-Beam's shuffle, because FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there. A writer holds at
-most FLUSH_TOKENS tokens and one more document in memory.
+An extent is a byte range of a spill file with documents of one bucket (group), or of neighbouring buckets. It has two
+Arrow messages: an index (id, number of tokens and origin of each document), which can be read alone, and the tokens. A
+table at the end of the file says where the extents of each bucket lie. So only the names of spill files cross the
+engine, however many extents there are. A writer holds at most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import astuple, dataclass, replace
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -25,12 +24,12 @@ import pyarrow as pa
 from pipeline import storage
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
+from pipeline.shuffle.tables import Table, read_each, read_table_row, write_table
 from pipeline.tokenizer import TokenizedDocument
 
 FLUSH_TOKENS = 4_000_000
 FLUSH_DOCUMENTS = 50_000
 FLUSH_CHARACTERS = 32_000_000
-_STORE_THREADS = 16
 
 _INDEX = pa.schema(
     [
@@ -43,6 +42,9 @@ _INDEX = pa.schema(
         pa.field("text", pa.large_string()),
     ]
 )
+
+_EXTENT_NUMBERS = 4
+"""Numbers of an extent in a table: all its fields but the path."""
 
 
 class SpillError(PassingError):
@@ -77,6 +79,34 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketRange:
+    """Maps buckets to the rows of a spill file's table: each row has `width` buckets, the first row those from `first`
+    on."""
+
+    first: int
+    rows: int
+    width: int = 1
+
+    def row_of(self, bucket: int) -> int:
+        """Return the row of a bucket; it is outside range(rows) if the file has no such bucket."""
+        return (bucket - self.first) // self.width
+
+
+@dataclass(frozen=True, slots=True)
+class SpillFile:
+    """A finished spill file: its name in the folder of spill files, and where its table is.
+
+    A row of the table has offset, index_bytes, num_bytes and checksum of each extent; extents may be empty. `key`, a
+    hash of what the file was written from, orders files independently of their names.
+    """
+
+    name: str
+    key: int
+    table: Table
+    buckets: BucketRange
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
     """The documents of some extents (byte ranges of spill files), in file order.
 
@@ -107,7 +137,9 @@ class SpillWriter:
     the file is removed.
 
     The file's name begins with `name`. A random suffix keeps several attempts at the same split of the input apart.
-    `bucket_of` returns the bucket of a document id, and `id_type` is the Arrow type of token ids.
+    `bucket_of` returns the bucket of a document, from the document's id and its group (see Document), and `id_type` is
+    the Arrow type of token ids. If `buckets` is given, an extent has the documents of one row of it, and a table is
+    written for find_extents.
     """
 
     def __init__(
@@ -118,13 +150,19 @@ class SpillWriter:
         bucket_of: Callable[[bytes, bytes], int],
         id_type: pa.DataType,
         flush_tokens: int = FLUSH_TOKENS,
+        buckets: BucketRange | None = None,
+        key: int = 0,
     ) -> None:
         self.path = storage.join(folder, f"{name}-{uuid.uuid4().hex[:16]}.arrow")
         self._bucket_of, self._schema, self._flush_tokens = bucket_of, _documents_schema(id_type), flush_tokens
         self._pending: list[_Pending] = []
         self._pending_tokens = self._pending_characters = 0
+        self._buckets, self._key, self._flushes = buckets, key, 0
         self.extents: list[tuple[int, Extent]] = []
-        """Pairs (bucket, extent) that say where all documents are. The list is complete once the writer is closed."""
+        """Pairs (bucket, extent) that say where all documents are; with `buckets`, pairs (row, extent). The list is
+        complete once the writer is closed."""
+        self._flush_of: list[int] = []
+        self._table = Table(0, 0)
         self._output = storage.open_output(self.path, in_place=True)
         self._stream = self._output.__enter__()
 
@@ -137,6 +175,7 @@ class SpillWriter:
         try:
             if kind is None:
                 self._flush()
+                self._write_table()
         except BaseException as fault:
             self._output.__exit__(type(fault), fault, fault.__traceback__)
             raise
@@ -144,17 +183,16 @@ class SpillWriter:
 
     def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE, group: bytes = b"") -> None:
         """Add a document, which must have at least one token. `group` is as in Document."""
-        bucket = self._bucket_of(document.id, group)
-        self._add(_Pending(bucket, document, origin, group or document.id))
+        self._add(document, bucket=self._bucket_of(document.id, group), origin=origin, group=group or document.id)
 
     def mark_held_out(self, document: TokenizedDocument, *, bucket: int) -> None:
         """Leave a mark in a training bucket, so that no copy of a held-out document stays there."""
         nothing = {name: getattr(document, name)[:0] for name in ("ids", "word_starts", "sentence_lengths")}
-        self._add(_Pending(bucket, replace(document, **nothing), _NOWHERE, document.id))
+        self._add(replace(document, **nothing), bucket=bucket, origin=_NOWHERE, group=document.id)
 
-    def _add(self, entry: _Pending) -> None:
-        document, origin = entry.document, entry.origin
-        self._pending.append(entry)
+    def _add(self, document: TokenizedDocument, *, bucket: int, origin: Origin, group: bytes) -> None:
+        row = bucket if self._buckets is None else self._buckets.row_of(bucket)
+        self._pending.append(_Pending(row, document, origin, group))
         self._pending_tokens += document.ids.size
         self._pending_characters += len(origin.text)
         if (
@@ -164,6 +202,20 @@ class SpillWriter:
         ):
             self._flush()
 
+    @property
+    def file(self) -> SpillFile:
+        """What find_extents needs to know about the file. It is known once a writer with `buckets` is closed."""
+        assert self._buckets is not None
+        return SpillFile(storage.base_name(self.path), self._key, self._table, self._buckets)
+
+    def _write_table(self) -> None:
+        if self._buckets is None:
+            return
+        rows = np.zeros((self._buckets.rows, self._flushes, _EXTENT_NUMBERS), np.int64)
+        for (row, extent), flush in zip(self.extents, self._flush_of, strict=True):
+            rows[row, flush] = astuple(extent)[1:]
+        self._table = write_table(self._stream, rows.reshape(self._buckets.rows, -1))
+
     def _flush(self) -> None:
         self._pending.sort(key=attrgetter("bucket"))
         start = 0
@@ -171,6 +223,7 @@ class SpillWriter:
             if stop == len(self._pending) or self._pending[stop].bucket != self._pending[start].bucket:
                 self._write(self._pending[start].bucket, self._pending[start:stop])
                 start = stop
+        self._flushes += bool(self._pending)
         self._pending.clear()
         self._pending_tokens = self._pending_characters = 0
 
@@ -192,6 +245,30 @@ class SpillWriter:
         self._stream.write(index)
         self._stream.write(data)
         self.extents.append((bucket, extent))
+        self._flush_of.append(self._flushes)
+
+
+def find_extents(files: Iterable[SpillFile], *, folder: str, bucket: int) -> list[Extent]:
+    """Return the extents of a bucket in spill files of `folder`. Raises TableError if a file has changed.
+
+    One row of the table of each file is read. Extents with several buckets may have other documents too.
+    """
+    chosen = [file for file in files if 0 <= file.buckets.row_of(bucket) < file.buckets.rows and file.table.columns]
+    rows = read_each(
+        lambda file: read_table_row(_path(file, folder=folder), file.table, row=file.buckets.row_of(bucket)),
+        chosen,
+        path_of=lambda file: folder,
+    )
+    return [
+        Extent(_path(file, folder=folder), *numbers)
+        for file, row in zip(chosen, rows, strict=True)
+        for numbers in row.reshape(-1, _EXTENT_NUMBERS).tolist()
+        if any(numbers)
+    ]
+
+
+def _path(file: SpillFile, *, folder: str) -> str:
+    return storage.join(folder, file.name)
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
@@ -217,29 +294,80 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
     """Return the distinct documents in `extents` (byte ranges of spill files), ordered by id, and the number of
     duplicates left out (with marks of held-out documents).
 
-    The result does not depend on how documents are spread over extents. `id_type` is the Arrow type of token ids.
-    Memory: about 3.2 bytes a token and 4 a sentence. Of the arrays, only `word_starts` is copied; the others share the
-    memory of the bytes read. Raises SpillError if a file has changed since it was written.
+    The result does not depend on how documents are spread over extents: of equal ids, the lowest source is taken.
+    `id_type` is the Arrow type of token ids. Memory: about 3.2 bytes a token and 4 a sentence of the distinct
+    documents, whatever the number of duplicates, and one extent. Of the arrays, only `word_starts` is copied if an
+    extent has no duplicates; the others share the memory of the bytes read. Raises SpillError if a file has changed
+    since it was written.
     """
+    sources: dict[bytes, int] = {}
+    marked: set[bytes] = set()
+    found: list[tuple[bytes, list[npt.NDArray[Any]]]] = []
+    total = 0
+    for index, batch in _read_batches(extents, id_type=id_type):
+        total += batch.num_rows
+        new = []
+        columns = (index[name].to_pylist() for name in ("id", "number", "tokens"))
+        for row, (name, source, tokens) in enumerate(zip(*columns, strict=True)):
+            if not tokens:
+                marked.add(name)
+                continue
+            held = sources.get(name)
+            if held is None:
+                new.append((row, name))
+            if held is None or source < held:
+                sources[name] = source
+        # A copy, unless all are new, so that the duplicates' bytes are let go.
+        taken = batch.take(pa.array([row for row, _ in new], pa.int64())) if len(new) < batch.num_rows else batch
+        found += zip((name for _, name in new), _documents_of(taken), strict=True)
+    found = sorted((entry for entry in found if entry[0] not in marked), key=itemgetter(0))
+    return [_make_document(name, columns, sources[name]) for name, columns in found], total - len(found)
+
+
+def read_with_origins(
+    extents: Iterable[Extent], *, id_type: pa.DataType
+) -> Iterator[tuple[TokenizedDocument, Origin, bytes]]:
+    """Yield every document of the extents, in order, duplicates included, with its origin and its group (see Document)
+    or its id. Marks of held-out documents are included too, as documents without tokens. Memory: one extent.
+
+    Raises SpillError if a file has changed since it was written.
+    """
+    for index, batch in _read_batches(extents, id_type=id_type):
+        names, _, numbers, groups, *origins = (column.to_pylist() for column in index.columns)
+        for name, number, group, columns, *origin in zip(
+            names, numbers, groups, _documents_of(batch), *origins, strict=True
+        ):
+            yield _make_document(name, columns, number), Origin(*origin), group
+
+
+def _read_batches(
+    extents: Iterable[Extent], *, id_type: pa.DataType
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Yield the index and the tokens of each extent. Raises SpillError if a file has changed."""
     schema = _documents_schema(id_type)
-    found: list[TokenizedDocument] = []
-    indexes: list[pa.RecordBatch] = []
     for extent, buffer in _read_each(extents, index_alone=False):
         if zlib.crc32(buffer) != extent.checksum:
             raise SpillError(
                 f"{extent.path} at byte {extent.offset}: changed since it was written; run the build again"
             )
         index = pa.ipc.read_record_batch(buffer.slice(0, extent.index_bytes), _INDEX)
-        batch = pa.ipc.read_record_batch(buffer.slice(extent.index_bytes), schema)
-        indexes.append(index)
-        columns = [_split_list(batch.column(position)) for position in range(len(schema))]
-        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns, index.column(2).to_pylist())
-    kept = _join_indexes(indexes).distinct()
-    return [found[position] for position in kept], len(found) - kept.size
+        yield index, pa.ipc.read_record_batch(buffer.slice(extent.index_bytes), schema)
+
+
+def _documents_of(batch: pa.RecordBatch) -> Iterator[list[npt.NDArray[Any]]]:
+    """Yield the fields of TokenizedDocument between its id and its source, for each row."""
+    columns = [_split_list(column) for column in batch.columns]
+    return map(list, zip(*columns, strict=True)) if batch.num_rows else iter(())
+
+
+def _make_document(name: bytes, columns: Sequence[npt.NDArray[Any]], source: int) -> TokenizedDocument:
+    ids, word_starts, sentence_lengths = columns
+    return TokenizedDocument(name, ids, word_starts, sentence_lengths, source)
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written, the number of its bucket (group of documents), and its origin."""
+    """A document that waits to be written, the number of its bucket (group of documents) or of the bucket's row in the
+    table, its origin, and its group (see Document) or its id."""
 
     bucket: int
     document: TokenizedDocument
@@ -251,11 +379,11 @@ def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
     sources, groups = [np.zeros(0, np.uint16)], [np.zeros((0, ID_BYTES), np.uint8)]
     for batch in batches:
-        for found, column in ((ids, 0), (groups, 3)):
+        for found, column in ((ids, 0), (groups, 3)):  # copies, so that the texts beside the ids are let go
             raw = batch.column(column).buffers()[1]
-            found.append(np.frombuffer(raw, np.uint8, batch.num_rows * ID_BYTES).reshape(-1, ID_BYTES))
-        tokens.append(batch.column(1).to_numpy())
-        sources.append(batch.column(2).to_numpy())
+            found.append(np.frombuffer(raw, np.uint8, batch.num_rows * ID_BYTES).reshape(-1, ID_BYTES).copy())
+        tokens.append(batch.column(1).to_numpy().copy())
+        sources.append(batch.column(2).to_numpy().copy())
     return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources), np.concatenate(groups))
 
 
@@ -289,9 +417,4 @@ def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tupl
         return pa.py_buffer(data)
 
     listed = list(extents)
-    if not any(storage.is_url(extent.path) for extent in listed):
-        for extent in listed:
-            yield extent, read(extent)
-        return
-    with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="read-spill") as pool:
-        yield from zip(listed, pool.map(read, listed), strict=True)
+    yield from zip(listed, read_each(read, listed, path_of=lambda extent: extent.path), strict=True)

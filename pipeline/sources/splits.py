@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from pipeline.sources.text import read_text, split_text
 from pipeline.sources.wikipedia import read_dump, split_dump
 from pipeline.tally import ReadTally
 
+_FAIR_SHARES = 512
+"""The input is thought of as this many equal shares of text. A file that can only be read from its beginning is divided
+into no more parts than the shares that it holds, since each part reads all of it."""
 _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
     "wikipedia": read_dump,
     "books": read_books,
@@ -49,7 +53,27 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
             seen[resolved] = label
         for found in storage.map_paths(partial(split_file, source=source, index=index), files):
             splits.extend(found)
+    splits = join_plentiful(splits)
     return sorted(splits, key=lambda a: (-a.text_bytes, a.source, Path(a.path).name, a.path, a.start, a.part))
+
+
+def join_plentiful(splits: Sequence[Split]) -> list[Split]:
+    """Return the splits, with fewer parts of each file that is divided although there are plenty of others.
+
+    The parts depend only on the input, not on the workers, so that a build can continue with other workers.
+    """
+    total = sum(split.text_bytes for split in splits)
+    found: list[Split] = []
+    for split in splits:
+        fitting = -(-split.text_bytes * split.parts * _FAIR_SHARES // max(1, total))
+        if split.parts == 1 or fitting >= split.parts:
+            found.append(split)
+        elif split.part == 0:
+            whole = replace(
+                split, parts=1, num_bytes=split.num_bytes * split.parts, text_bytes=split.text_bytes * split.parts
+            )
+            found += whole.share(fitting, part_bytes=1)
+    return found
 
 
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
@@ -54,9 +54,12 @@ def split_lines(
     return splits
 
 
-def cut_file(path: str | Path, *, cuts: Sequence[int], source: int) -> list[Split]:
-    """Return one split for each range of bytes between neighbouring offsets in `cuts`."""
-    share = TEXT_SHARE[compression_of(path)]
+def cut_file(
+    path: str | Path, *, cuts: Sequence[int], source: int, text_share: Mapping[str, float] = TEXT_SHARE
+) -> list[Split]:
+    """Return one split for each range of bytes between neighbouring offsets in `cuts`. `text_share` has the estimated
+    bytes of plain text per byte of a file, by compression."""
+    share = text_share[compression_of(path)]
     return [Split(source, str(path), a, b, b - a, round(share * (b - a))) for a, b in pairwise(cuts)]
 
 

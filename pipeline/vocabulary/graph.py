@@ -25,7 +25,14 @@ from pipeline.sources import read_documents
 from pipeline.tally import join_paths
 from pipeline.tokenizer import DOTTED_I, DOTTED_I_LANGUAGES, word_rules
 from pipeline.vocabulary.letters import has_dotted_i
-from pipeline.vocabulary.word_counts import JOINT_SIDES, Run, WordCounter, join_most_common, write_most_common
+from pipeline.vocabulary.word_counts import (
+    JOINT_SIDES,
+    NUM_PARTS,
+    Run,
+    WordCounter,
+    join_most_common,
+    write_most_common,
+)
 
 WORDS_NAME = "words.tsv"
 GROUP_BYTES = 1 << 20
@@ -65,13 +72,18 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
     """Add the steps that count words to `pipeline`. The last step writes the result to WORDS_NAME in the context's
     folder."""
-    _ = (
+    runs = (
         pipeline
         | "List groups" >> beam.Create(groups, reshuffle=False)
         | "Spread groups" >> beam.Reshuffle()
         | "Read, clean, count" >> beam.ParDo(CountSplits(context))
-        | "Group by part" >> beam.GroupByKey()
-        | "Merge runs" >> beam.ParDo(MergeRuns(context))
+        | "Gather runs" >> beam.combiners.ToList()
+    )
+    _ = (
+        pipeline
+        | "List parts" >> beam.Create(range(NUM_PARTS), reshuffle=False)
+        | "Spread parts" >> beam.Reshuffle()
+        | "Merge runs" >> beam.ParDo(MergeRuns(context), runs=beam.pvalue.AsSingleton(runs))
         | "Gather parts" >> beam.CombineGlobally(join_paths)
         | "Leave the words" >> beam.ParDo(LeaveWords(context))
     )
@@ -83,28 +95,28 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits; yields (part, run) for each part that has words. A run has
-    sorted counts.
+    """Beam step: counts the words of a group of splits; yields a list with a run for each part that has words. A run
+    has sorted counts.
 
     Words are divided into parts by hash.
     """
 
-    def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
+    def process(self, splits: tuple[Split, ...]) -> Iterator[list[Run]]:
         with report_failure(self.context.exchange):
-            runs = count_splits(splits, context=self.context)
-        for run in runs:
-            yield run.part, run
+            yield count_splits(splits, context=self.context)
 
 
 class MergeRuns(_Step):
     """Beam step: merges the runs (sorted files of word counts) of a part (a share of all words, by hash).
 
-    Yields a list with the path of one new file, which has the part's most frequent words.
+    Yields a list with the path of one new file, which has the part's most frequent words, if the part has any.
     """
 
-    def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
+    def process(self, part: int, runs: list[list[Run]]) -> Iterator[list[str]]:
         with report_failure(self.context.exchange):
-            yield [write_most_common(list(element[1]), folder=self.context.folder, limit=self.context.limit)]
+            own = [run for each in runs for run in each if run.part == part]
+            if own:
+                yield [write_most_common(own, folder=self.context.folder, limit=self.context.limit)]
 
 
 class LeaveWords(_Step):

@@ -26,7 +26,7 @@ from pipeline.dataset.schema import METADATA_VOCABULARY_HASH
 from pipeline.documents import Document, Split
 from pipeline.estimate import describe_build
 from pipeline.runtime import BuildContext, read_failure
-from pipeline.shuffle import Buckets, Extent
+from pipeline.shuffle import BucketRange, Buckets, SpillFile, Table
 from pipeline.sources import splits
 from pipeline.sources.splits import split_file
 from pipeline.tokenizer.tokenizer import WordTokenizer
@@ -316,9 +316,9 @@ def test_a_lost_spill_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "exchange").mkdir()
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
     context = BuildContext(config, Buckets(1, 0, 0.0), "", 9, work=str(tmp_path), build="", inputs={})
-    lost = Extent(str(tmp_path / "lost.arrow"), 0, 10, 10, 0)
+    lost = SpillFile("lost.arrow", 0, Table(0, 4), BucketRange(0, 1))
     with pytest.raises(OSError, match=r"lost\.arrow"):
-        list(CountBuckets(context).process((0, [lost])))
+        list(CountBuckets(context).process(0, [lost]))
     failure = read_failure(context.exchange)
     assert failure is not None
     assert failure.is_users

@@ -14,6 +14,7 @@ from pipeline.build.recipe import build
 from pipeline.config.schema import PipelineConfig
 from pipeline.dataset.manifest import Manifest, read_manifest
 from pipeline.settings import dump_yaml
+from pipeline.shuffle import levels
 
 SETTINGS = {"shards": 5, "validation_fraction": 0.1, "passes": 2, "max_seq_length": 32}
 
@@ -62,6 +63,26 @@ def test_four_processes_another_order_and_folder_change_nothing(
     assert hashes(manifest) == hashes(reference)
     assert manifest.files == reference.files
     assert manifest.statistics["splits"] == reference.statistics["splits"]
+
+
+def test_documents_reach_their_buckets_in_one_step_or_in_two(
+    tmp_path: Path, documents: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more than 1,024 buckets there are two; the second also in worker processes, and near duplicates by part."""
+    settings = {**SETTINGS, "shards": 1100, "cleaning": {"near_duplicates": {}}}
+    more = [*documents, *([*document[:-1], "ba be bi"] for document in documents[:9]), documents[5]]
+    manifests = []
+    for name, workers, most in (("two", 1, 1024), ("processes", 2, 1024), ("one", 1, 2000)):
+        monkeypatch.setattr(levels, "MOST_BUCKETS_A_FILE", most)
+        folder = tmp_path / name
+        sources = scattered(folder, more, seed=workers)
+        manifests.append(quiet(make_config(folder, sources=sources, workers=workers, **settings)))
+    assert manifests[0].drops["duplicate"] == 1
+    assert manifests[0].drops["near_duplicate"]
+    assert len(manifests[0].shards) > 20
+    for other in manifests[1:]:
+        assert hashes(other) == hashes(manifests[0])
+        assert other.drops == manifests[0].drops
 
 
 def test_the_script_with_two_processes_builds_the_same(

@@ -10,10 +10,13 @@ import re
 import resource
 import tarfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from corpora import make_config, make_documents, read_rows, write_text
 from object_store import bucket, s3_server
@@ -22,23 +25,24 @@ from pipeline.build.recipe import build
 from pipeline.config.schema import NearDuplicatesConfig, SourceConfig
 from pipeline.dataset.manifest import Manifest
 from pipeline.dedup import signatures
+from pipeline.dedup.matches import (
+    choose_dropped,
+    choose_in_parts,
+    distinct_matches,
+    join_matches,
+    read_dropped,
+    write_dropped,
+    write_matches,
+)
 from pipeline.dedup.minhash import (
     MATCH_TYPE,
     Signer,
     band_keys,
     choose_bands,
-    choose_dropped,
     compare_group,
     shingle_hashes,
 )
-from pipeline.dedup.signatures import (
-    SignatureWriter,
-    _SignatureReader,
-    distinct_matches,
-    find_matches,
-    read_dropped,
-    write_dropped,
-)
+from pipeline.dedup.signatures import SignatureWriter, _SignatureReader, find_matches
 from pipeline.documents import Document, Split
 from pipeline.shuffle.buckets import BucketCount, Buckets, plan_shards
 from pipeline.sources.splits import read_documents
@@ -180,14 +184,20 @@ def test_nothing_is_left_out_for_what_is_left_out_itself() -> None:
     assert choose_dropped(np.zeros(0, MATCH_TYPE)).size == 0
 
 
-def test_what_to_leave_out_is_read_for_some_documents(tmp_path: Path) -> None:
-    np.array([match(2, 1, words=8)], MATCH_TYPE).tofile(tmp_path / "a")
-    np.array([match(2, 1, words=8), match(3, 1, words=7)], MATCH_TYPE).tofile(tmp_path / "b")
-    write_dropped([str(tmp_path / "b"), str(tmp_path / "a")], path=tmp_path / "dropped")
-    found = read_dropped(str(tmp_path / "dropped"), [b"\3" * 16, b"\1" * 16, b"\7" * 16])
-    assert list(found) == [b"\3" * 16]
-    write_dropped([], path=tmp_path / "none")
-    assert read_dropped(str(tmp_path / "none"), [b"\3" * 16]) == {}
+@pytest.mark.parametrize("buckets", [Buckets(1, 0, 0.0), Buckets(7, 2, 0.2), Buckets(3000, 0, 0.0)])
+def test_what_to_leave_out_is_read_by_bucket(tmp_path: Path, buckets: Buckets) -> None:
+    """Found more than once, in two files, and over the borders of parts of the buckets."""
+    folder = str(tmp_path)
+    one = np.array([match(2, 1, words=8), match(9, 8, words=3)], MATCH_TYPE)
+    two = np.array([match(2, 1, words=8), match(3, 1, words=7), match(3, 2, words=7)], MATCH_TYPE)
+    files = [write_matches(matches, folder=folder, buckets=buckets) for matches in (one, two)]
+    parts = [join_matches(files, part=part, folder=folder, buckets=buckets) for part in range(min(1024, buckets.total))]
+    dropped = write_dropped([part for part in parts if part], path=str(tmp_path / "dropped"), buckets=buckets)
+    found = [read_dropped(dropped, buckets=[bucket]) for bucket in range(buckets.total)]
+    assert sorted(name[0] for each in found for name in each) == [2, 3, 9]
+    assert all(buckets.bucket_of(name) == bucket for bucket, each in enumerate(found) for name in each)
+    none = write_dropped([], path=str(tmp_path / "none"), buckets=buckets)
+    assert read_dropped(none, buckets=range(buckets.total)) == {}
 
 
 def test_signatures_come_back_by_partition_and_a_failed_split_leaves_none(tmp_path: Path) -> None:
@@ -326,3 +336,27 @@ def test_signatures_that_are_lost_while_they_are_read_are_named(bucket: str, mon
     monkeypatch.setattr(storage, "open_native", lambda path: opened)
     with pytest.raises(storage.AbsentError, match=lost):
         _SignatureReader(url)
+
+
+@settings(max_examples=200)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(80, 99)), max_size=80),
+    parts=st.integers(1, 5),
+)
+def test_what_is_left_out_is_what_a_visit_by_rank_leaves_out(pairs: list[tuple[int, int, int]], parts: int) -> None:
+    """In any number of parts; documents 3k to 3k + 2 have equally many words, so that ids decide between them."""
+    matches = {(max(pair), min(pair)): similarity / 100 for *pair, similarity in pairs if pair[0] != pair[1]}
+    listed = [match(one, other, words=100 - one // 3, similarity=share) for (one, other), share in matches.items()]
+    dropped: dict[int, int] = {}
+    for one in sorted({one for one, _ in matches}):
+        staying = [other for (it, other) in matches if it == one and other not in dropped]
+        if staying:
+            dropped[one] = min(staying, key=lambda other: (-matches[one, other], other))
+    chosen = {}
+    groups = [[row for row in listed if row[0][0] % parts == part] for part in range(parts)]
+    loads = [partial(distinct_matches, np.array(group, MATCH_TYPE)) for group in groups]
+    for found in choose_in_parts(loads):
+        names = [row.tobytes()[0] for row in found["id"]]
+        assert names == sorted(names)
+        chosen.update(zip(names, (row.tobytes()[0] for row in found["kept_id"]), strict=True))
+    assert chosen == dropped

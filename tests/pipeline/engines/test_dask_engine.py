@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import apache_beam as beam
 import pytest
+from dask.bag import Bag
 from distributed import KilledWorker
 
 from corpora import make_documents, write_text, write_vocabulary
@@ -21,7 +24,7 @@ from dask_processes import DaskProcesses
 from pipeline.dataset.manifest import open_data_set
 from pipeline.engines import base as clusters
 from pipeline.engines import dask_cluster
-from pipeline.engines.dask_runner import RunContext, _deal, check_worker
+from pipeline.engines.dask_runner import BuildRunner, RunContext, check_worker
 from pipeline.errors import PassingError
 from pipeline.run import main
 from pipeline.runtime.failures import FAILURE_NAME, AbandonedError, raise_if_abandoned
@@ -261,7 +264,34 @@ def test_losses_are_explained() -> None:
     assert dask_cluster._explain(other) is other
 
 
-def test_keys_are_dealt_alike_in_every_process() -> None:
-    """Python hashes strings, and before 3.12 None, otherwise in each: a key's values would end in several groups."""
-    parts = _deal([(None, 1), (("train", 0, 2), 2), (7, 3), ("x", 4), (None, 5)], 8)
-    assert parts == [{}, {None: [1, 5]}, {7: [3], "x": [4]}, {}, {}, {}, {}, {("train", 0, 2): [2]}]
+def test_a_value_is_combined_by_a_tree_of_small_tasks() -> None:
+    """One task that reads every partition holds all values: 4 GB of counts for 16,000 shards."""
+    pipeline = beam.Pipeline(runner=RecordingRunner(partitions=1000))
+    numbers = pipeline | beam.Create(range(5000), reshuffle=False)
+    _ = numbers | beam.CombineGlobally(sum) | beam.Map(lambda total: [total])
+    pipeline.run(test_runner_api=False)
+    graphs = [dict(bag.__dask_graph__()) for bag in pipeline.runner.results]
+    reads = [len(getattr(task, "dependencies", ())) for graph in graphs for task in graph.values()]
+    assert max(reads) <= 16
+    assert sum(map(len, graphs)) < 5 * 1000
+    assert pipeline.runner.results[-1].compute(scheduler="synchronous") == [[sum(range(5000))]]
+    assert len(graphs[-1]) < 10  # what comes after a combination does not depend on what came before: Dask's ordering
+
+
+class RecordingRunner(BuildRunner):
+    """Keeps the bags that it would send to a cluster."""
+
+    def __init__(self, *, partitions: int) -> None:
+        self.results: list[Any] = []
+        client = SimpleNamespace(compute=self.compute, persist=self.persist)
+        super().__init__(client, context=RunContext("run", {}, "/", ""), partitions=partitions)
+
+    def compute(self, bags: tuple[Bag]) -> list[Any]:
+        """Keep the last bag."""
+        self.results.extend(bags)
+        return []
+
+    def persist(self, bag: Bag) -> Bag:
+        """Compute it here."""
+        self.results.append(bag)
+        return Bag({(f"{bag.name}-done", 0): bag.compute(scheduler="synchronous")}, f"{bag.name}-done", 1)

@@ -188,3 +188,32 @@ def test_a_fault_names_its_line_in_the_part_that_takes_it(tmp_path: Path) -> Non
     path.write_bytes(gzip.compress(b'{"text": "One."}\n{"text": "Two."}\n{"bad"\n{"text": "Four."}\n'))
     with pytest.raises(ValueError, match=r"a\.jsonl\.gz, line 3: not JSON"):
         read_parts(SourceConfig(kind="jsonl", path=str(path)), parts=2)
+
+
+def fake_files(folder: Path, *, sizes: list[int]) -> SourceConfig:
+    """Files of C4's kind that are never read: holes of so many bytes."""
+    for number, size in enumerate(sizes):
+        with open(folder / f"c4-train.{number:05d}.json.gz", "wb") as file:
+            file.truncate(size)
+    return SourceConfig(kind="jsonl", path=str(folder))
+
+
+def test_files_that_are_plentiful_are_read_once(tmp_path: Path) -> None:
+    """C4 has 1,024 files of 300 MB: each was read by eight workers."""
+    splits = list_splits([fake_files(tmp_path, sizes=[300_000_000] * 1024)])
+    assert len(splits) == 1024
+    assert {(split.part, split.parts) for split in splits} == {(0, 1)}
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 8), (64, 8), (100, 6), (511, 2), (512, 1)])
+def test_the_fewer_files_the_more_parts(tmp_path: Path, count: int, parts: int) -> None:
+    splits = list_splits([fake_files(tmp_path, sizes=[300_000_000] * count)])
+    assert len(splits) == count * parts
+    assert {split.parts for split in splits} == {parts}
+    assert sum(split.num_bytes for split in splits) == pytest.approx(count * 300_000_000, rel=1e-6)
+
+
+def test_one_huge_file_among_many_stays_in_parts(tmp_path: Path) -> None:
+    splits = list_splits([fake_files(tmp_path, sizes=[100_000_000] * 600 + [20_000_000_000])])
+    assert sorted(split.parts for split in splits) == [1] * 600 + [8] * 8
+    assert [split.part for split in splits if split.parts == 8] == [*range(8)]
