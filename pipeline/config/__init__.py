@@ -1,11 +1,10 @@
 """The settings of a build: where text comes from, how it becomes pairs, and on which engine."""
 
+from pipeline.config.cleaning import CleaningConfig, NearDuplicatesConfig
 from pipeline.config.dictionaries import DICTIONARY_LANGUAGES
 from pipeline.config.engines import FLAGS, KEYS, RayConfig
 from pipeline.config.schema import (
-    CleaningConfig,
     DownloadConfig,
-    NearDuplicatesConfig,
     NextSentence,
     PipelineConfig,
     SourceConfig,

@@ -13,7 +13,8 @@ from corpora import build_text, make_config, make_documents, write_text
 from pipeline.build.recipe import build
 from pipeline.cleaning.filters import EXCERPT_CHARACTERS, DocumentFilter, beginning, excerpt
 from pipeline.cleaning.languages import _lists, script_of, scripts_of, stop_words
-from pipeline.config.schema import CleaningConfig, SourceConfig
+from pipeline.config.cleaning import CleaningConfig
+from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.sources.splits import list_splits
 from pipeline.vocabulary.train import count_sources

@@ -22,7 +22,8 @@ from corpora import make_config, make_documents, read_rows, write_text
 from object_store import bucket, s3_server
 from pipeline import storage
 from pipeline.build.recipe import build
-from pipeline.config.schema import NearDuplicatesConfig, SourceConfig
+from pipeline.config.cleaning import NearDuplicatesConfig
+from pipeline.config.schema import SourceConfig
 from pipeline.dataset.manifest import Manifest
 from pipeline.dedup import signatures
 from pipeline.dedup.matches import (
