@@ -11,12 +11,10 @@ from pipeline.shuffle.buckets import (
     membership,
     plan_shards,
 )
+from pipeline.shuffle.extents import BucketRange, Extent, SpillFile
 from pipeline.shuffle.levels import Join, divide_buckets, join_spills
 from pipeline.shuffle.spill import (
-    BucketRange,
-    Extent,
     Origin,
-    SpillFile,
     SpillWriter,
     find_extents,
     read_documents,

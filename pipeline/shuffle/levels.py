@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipeline.shuffle.buckets import TEXT_BYTES_PER_BUCKET, Buckets
-from pipeline.shuffle.spill import BucketRange, SpillFile, SpillWriter, find_extents, read_with_origins
+from pipeline.shuffle.extents import BucketRange, SpillFile
+from pipeline.shuffle.spill import SpillWriter, find_extents, read_with_origins
 
 MOST_BUCKETS_A_FILE = 1024
 """With more buckets than this, there are two steps. At the limit, a split of 32 MB has 32 kB for each bucket."""

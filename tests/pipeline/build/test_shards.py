@@ -24,7 +24,8 @@ from pipeline.dataset.schema import sentence_pair_schema
 from pipeline.documents import Document
 from pipeline.instances.bucket import Instances
 from pipeline.shuffle.buckets import MIN_DOCUMENTS, BucketCount, Buckets, choose_buckets, membership, plan_shards
-from pipeline.shuffle.spill import Extent, SpillWriter
+from pipeline.shuffle.extents import Extent
+from pipeline.shuffle.spill import SpillWriter
 from pipeline.tokenizer.tokenizer import TokenizedDocument, WordTokenizer
 
 

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from pipeline.documents import ID_BYTES
 from pipeline.shuffle import levels
 from pipeline.shuffle.buckets import Buckets
+from pipeline.shuffle.extents import BucketRange, Extent, SpillFile
 from pipeline.shuffle.levels import divide_buckets, join_spills
 from pipeline.shuffle.spill import (
-    BucketRange,
-    Extent,
     Origin,
     SpillError,
-    SpillFile,
     SpillWriter,
     find_extents,
     read_documents,
