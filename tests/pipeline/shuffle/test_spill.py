@@ -209,6 +209,35 @@ def test_a_bucket_is_found_in_the_tables_of_all_files(
         }
 
 
+def test_groups_and_marks_of_held_out_documents_pass_through_the_second_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every third document one copy is in a held-out group, so the copy in another group may not stay."""
+    monkeypatch.setattr(levels, "MOST_BUCKETS_A_FILE", 1)
+    total = Buckets(7, 2, 0.2)
+    rows, joins = divide_buckets(total)
+    documents = [tokenized(name, [9]) for name in range(60)]
+    with SpillWriter(tmp_path, name="s", bucket_of=total.bucket_of, id_type=pa.uint16(), buckets=rows) as writer:
+        for number, document in enumerate(documents):
+            writer.add(document, group=b"\xff" * ID_BYTES)
+            if number % 3 == 0:
+                writer.add(document, group=bytes(ID_BYTES))
+                writer.mark_held_out(document, bucket=total.train_bucket_of(document.id))
+    folder = str(tmp_path)
+    files = [
+        join_spills(join, files=[writer.file], folder=folder, buckets=total, id_type=pa.uint16()) for join in joins
+    ]
+    found: dict[str, set[bytes]] = {"train": set(), "validation": set()}
+    for bucket in range(total.total):
+        extents = find_extents(files, folder=folder, bucket=bucket)
+        ids = [document.id for document in read_documents(extents, id_type=pa.uint16())[0]]
+        index = read_index(extents)
+        assert ids == [index.ids[position].tobytes() for position in index.distinct()]
+        found[total.split_of(bucket)].update(ids)
+    assert found["validation"] == {document.id for document in documents[::3]}
+    assert found["train"] == {document.id for document in documents} - found["validation"]
+
+
 def test_joined_files_do_not_depend_on_the_names_of_the_files_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
