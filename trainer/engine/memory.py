@@ -64,7 +64,8 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` per step.
+    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` micro-batches
+    per step.
 
     `shape` has the limits of a micro-batch.
     """

@@ -109,7 +109,7 @@ def residual_norm_backward(
     """Return the gradients of branch and residual, and of weight, bias and branch_bias as one tensor [3, columns].
 
     `mean` and `rstd` are what residual_norm returned. `upstream` is the norm's gradient. `sink_gradient` is the
-    gradient of the norm's sink, or None if the sink was not used.
+    gradient of the norm's gradient sink (see ResidualNorm), or None if the sink was not used.
     """
     from trainer.model.kernels import residual_norm as kernels
 

@@ -124,7 +124,7 @@ def forward(
     """Return the norm, in branch's shape, and the mean and inverse standard deviation of each row, fp32 [rows].
 
     branch and residual are [rows, columns], weight and bias [columns]. seeds are int32, of which the first two are
-    used. All tensors are contiguous.
+    used. All tensors are contiguous. `tiles` replaces the launch settings FORWARD_TILES.
     """
     tiles = tiles or FORWARD_TILES
     rows, columns = branch.shape
@@ -155,7 +155,7 @@ def backward(
     """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
 
     mean and rstd (inverse standard deviation) are what `forward` returned. The norm has two uses, so its gradient is
-    upstream + sink_gradient. All tensors are contiguous.
+    upstream + sink_gradient. All tensors are contiguous. `tiles` replaces the launch settings BACKWARD_TILES.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape
