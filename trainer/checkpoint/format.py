@@ -317,9 +317,11 @@ def step_of(folder: Location) -> int:
 
 
 def restore_moved_aside(run_dir: str | Path) -> None:
-    """Rename checkpoints that saves moved aside back to their own names, unless a new checkpoint has the name.
+    """Rename checkpoints that a killed save moved aside back to their own names.
 
-    This is needed if a save was killed before its new checkpoint of the same step was in place.
+    A save at a step that already has a checkpoint moves that checkpoint aside, and then renames its draft (the new
+    checkpoint). If the save was killed before the second rename, the old checkpoint gets its name back. If the new
+    checkpoint has the name already, nothing changes.
     """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
