@@ -257,10 +257,11 @@ def scaling_config(config: TrainerConfig) -> ScalingConfig:
 def serve_workers(
     fit: _FitThread, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Serve the workers until `fit` ends: show their lines, pass on a request to stop, and say what Ray waits for.
+    """Show the workers' lines, pass on a request to stop, and say what Ray waits for, until `fit` ends.
 
-    Ends the group early if `watch` gives a reason. Returns the node id of each worker that started. Raises ClusterError
-    if no worker starts in start_timeout_s (if the number of workers is fixed, Ray itself raises an error before that).
+    `fit` is the thread in which Ray Train runs. Ends the group of workers early if `watch` gives a reason. Returns the
+    node id of each worker that started. Raises ClusterError if no worker starts in start_timeout_s (if the number of
+    workers is fixed, Ray itself raises an error before that).
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()
