@@ -283,7 +283,10 @@ class Checkpoints:
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """Return the folders, newest first. Folders after step `through` are left out, unless there are no others."""
+        """Return the folders, newest first.
+
+        Folders after step `through` are left out. But if all folders are after it, all are returned.
+        """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 

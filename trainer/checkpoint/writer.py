@@ -190,8 +190,10 @@ class CheckpointWriter:
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """Copy the rank's slices into the staging memory and return the copies. The previous save must have
-        finished."""
+        """Copy the rank's slices into host memory that all saves share, and return the copies.
+
+        The previous save must have finished.
+        """
         copies, offset = [], 0
         for piece in self._engine.local_slices():
             tensors = {}

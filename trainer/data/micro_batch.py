@@ -44,8 +44,8 @@ class MicroBatchShape:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences in a batch of constant shape: `pairs` pairs, and dummy sequences for up to
-        `tokens` tokens."""
+        """The number of sequences in a batch of constant shape: `pairs` pairs, and as many dummy
+        sequences as `tokens` tokens may need."""
         return self.pairs + -(-self.tokens // self.max_seq_length)
 
 

@@ -183,12 +183,12 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows for an older checkpoint that does not record these facts about its training rows.
+    """Return CheckpointState.rows for the checkpoint `resume_from`, an older one that does not record these facts.
 
     The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
-    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these is lost, or if
-    the weights came from model.initialize_from, assume the longest rows that the model accepts, and next-sentence
-    labels.
+    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these data sets is
+    lost, or if the weights came from model.initialize_from, the answer assumes the longest rows that the model
+    accepts, and next-sentence labels.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash

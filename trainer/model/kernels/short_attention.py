@@ -171,8 +171,9 @@ def attention_backward_kv_kernel(
 def forward(
     qkv: Tensor, offsets: Tensor, *, max_length: int, threshold: int, seed: Tensor, tiles: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
+    """Compute self-attention with dropout inside each sequence.
 
+    Returns the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
     qkv is [T, 3, heads, D] and contiguous. offsets are int32 [S + 1]. seed is int32, and its first element is used. A
     weight is dropped with probability threshold / 2**32. `tiles` replaces the launch settings FORWARD_TILES.
     """
