@@ -93,7 +93,8 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 def join_cluster(config: TrainerConfig) -> None:
     """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
 
-    A driver cannot connect again, because Ray deletes a job's working directory when the job's driver disconnects.
+    A driver (the process of the command) cannot connect twice, because Ray deletes a job's working directory when the
+    job's driver disconnects.
     """
     if not ray.is_initialized():
         _set_ray_defaults(config)
