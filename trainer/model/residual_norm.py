@@ -45,11 +45,12 @@ class ResidualNorm(nn.LayerNorm):
     def forward(  # type: ignore[override]
         self, branch: Tensor, residual: Tensor, gradient_sink: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result and its gradient sink, [T, width] each like the first three arguments.
+        """Return the result and its gradient sink (a second output that takes one of the result's two gradients).
 
-        `gradient_sink` is the sink of `residual`. `seeds` is a row of dropout.draw_seeds. If the kernels run
-        (is_fused), `branch_bias` is the bias that `branch` already includes, and its gradient is computed here.
-        Otherwise `branch_bias` is None, and `residual` itself gets a gradient.
+        Both are [T, width], like the first three arguments. `gradient_sink` is the sink of `residual`. `seeds` is a row
+        of dropout.draw_seeds. If the kernels run (is_fused), `branch_bias` is the bias that `branch` already includes,
+        and the bias's gradient is computed here. Otherwise `branch_bias` is None, and `residual` itself gets a
+        gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
