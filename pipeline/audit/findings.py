@@ -19,7 +19,6 @@ CHECKS: Mapping[str, str] = {
     "layout": "rows: [CLS] A [SEP] B [SEP], num_tokens, first_length, label and second document agree",
     "token ids": "ids in rows and mask sets: inside the vocabulary",
     "lengths": "rows: at most max_seq_length tokens",
-    "shard lengths": "rows: at most the maximum of their shard",
     "sources": "rows: a source of the manifest, a pass that its weight allows",
     "label balance": "next-sentence labels: share of not next",
     "shortcuts": "rows: next sentences are not told without reading, by source, language or length",

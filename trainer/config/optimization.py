@@ -13,7 +13,7 @@ from trainer.config.number_types import Count, Positive, PositiveFloat, Probabil
 class OptimizerConfig(Settings):
     """The settings of the optimizer, AdamW. Biases and LayerNorm have no weight decay."""
 
-    name: Literal["adamw", "lion"] = "adamw"
+    name: Literal["adamw"] = "adamw"
     """Update rule."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
