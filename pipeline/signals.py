@@ -79,9 +79,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def raise_caught() -> None:
-    """Raise the exception again that a signal raised in the block of catch_interrupts, if there was a signal.
+    """If a signal arrived inside the block of catch_interrupts, raise its exception again. Otherwise do nothing.
 
-    Call this if a library may have turned that exception into another one.
+    Call this after a library that may have turned the signal's exception into another one.
     """
     if _caught:
         raise _caught[0]

@@ -172,7 +172,9 @@ class RowTally:
     source_tokens: Counter[int] = field(default_factory=Counter)
     """The number of tokens in rows, special tokens included, by source (the same index as in source_rows)."""
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
-    """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
+    """What each shortcut (a rule that guesses the next-sentence label without looking at the text) has counted. See
+    pipeline/instances/shortcuts.py.
+    """
     masked: int = 0
     """The number of masked positions, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
@@ -195,8 +197,7 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add to `shortcuts` the counts over more rows, for each rule that tells next-sentence labels without
-        reading."""
+        """Add what each shortcut has counted over more rows to `shortcuts`."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 

@@ -195,7 +195,7 @@ def find_examples(folder: Path) -> list[str]:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0 done, 2 refused."""
+    """Run the command and return its exit status: 0 if it succeeded, 2 if it was refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
     words = f"texts with {MASK}; default without --held-out: examples in the model's languages"

@@ -94,7 +94,7 @@ def _single_process_group() -> Iterator[None]:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0 done, 2 refused."""
+    """Run the command and return its exit status: 0 if it succeeded, 2 if it was refused."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.evaluate", description="Compute a model's losses on the held-out rows of a data set."
     )

@@ -90,7 +90,7 @@ class Parts:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0 done, 1 failed, 2 refused."""
+    """Run the command and return its exit status: 0 if it succeeded, 1 if it failed, 2 if it was refused."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM)
@@ -160,8 +160,10 @@ def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
 
 
 class _CountingLink:
-    """A worker's connection to its launcher. Once a step, the training loop asks it whether to stop, and it then
-    advances the recorder."""
+    """A worker's connection to its launcher that also advances the profiler by one step.
+
+    It does so when the training loop asks whether to stop, which the loop does once a step.
+    """
 
     def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:
         self._link, self._profiler, self._steps = link, profiler, 0

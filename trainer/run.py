@@ -43,7 +43,10 @@ Settings:
 
 @command(goes_on_from="the last checkpoint")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0 done, 1 failed, 2 refused, 128 + n stopped by signal n."""
+    """Run the command and return its exit status.
+
+    The status is 0 if it succeeded, 1 if it failed, 2 if it was refused, and 128 + n if signal n stopped it.
+    """
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM, known=["--fresh", *dry_run.FLAGS])

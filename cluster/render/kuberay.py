@@ -72,7 +72,7 @@ def resource_metadata(values: KubernetesValues, name: str, **labels: str) -> Tre
 def cluster_spec(
     values: KubernetesValues, *, groups: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu"), fixed: bool = False
 ) -> Tree:
-    """Return a RayClusterSpec with a head and these groups of pods. If `fixed`, all pods start at once and there is no
+    """Return a RayClusterSpec with a head and the `groups` of pods. If `fixed`, all pods start at once and there is no
     autoscaler."""
     made = {"cpu": cpu_group, "gpu": gpu_group}
     spec: Tree = {

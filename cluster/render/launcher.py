@@ -66,7 +66,7 @@ def range_of(group: Group) -> Tree:
 
 
 def environment_options(variables: dict[str, str]) -> list[str]:
-    """Return the options of `docker run` that set these environment variables."""
+    """Return the options of `docker run` that set the environment variables `variables`."""
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
@@ -169,9 +169,10 @@ def render_cloud(
 ) -> Tree:
     """Return the content of the file for a cluster with a head, CPU nodes and GPU nodes.
 
-    `provider` is the section of this name. `mounts` are shell commands that mount /shared, and `login` is a shell
-    command that logs in to the registry. `node` is a function that returns the provider's description of a node of a
-    group. `gpu_options` are options of `docker run` on GPU nodes. If `spot`, GPU nodes are spot machines.
+    `provider` is the content of the file's section `provider`. `mounts` are shell commands that mount /shared, and
+    `login` is a shell command that logs in to the registry. `node` is a function that returns the provider's
+    description of a node of a group. `gpu_options` are options of `docker run` on GPU nodes. If `spot`, GPU nodes are
+    spot machines.
     """
     tree = common(values)
     tree |= {
@@ -220,7 +221,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
         "BlockDeviceMappings": [
             {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": group.disk_gib, "VolumeType": "gp3", "Encrypted": True}}
         ],
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # the second: into the container
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # 2: containers reach it too
     }
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0

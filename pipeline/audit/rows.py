@@ -42,7 +42,9 @@ class Counts:
     """The number of rows by index of the source, and in `source_tokens` the number of tokens."""
     source_tokens: dict[int, int] = field(default_factory=dict)
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
-    """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
+    """What each shortcut (a rule that guesses the next-sentence label without looking at the text) has counted. See
+    pipeline/instances/shortcuts.py.
+    """
 
     def merge(self, other: Counts) -> None:
         """Add `other` to these sums."""

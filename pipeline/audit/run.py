@@ -53,7 +53,7 @@ class Audit:
     tokens: int
     findings: Findings
     shortcuts: list[Shortcut]
-    """The accuracy of each rule that tells next-sentence labels without reading."""
+    """The accuracy of each shortcut, a rule that guesses the next-sentence label without looking at the text."""
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:

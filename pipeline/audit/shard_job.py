@@ -172,7 +172,8 @@ def _read_again(
     """Read the row groups with numbers `groups` again, for two checks.
 
     One reports those of `negatives` (pairs labelled not next) whose second segment follows the first in the text after
-    all. The other counts how well rules that do not read tell the labels (pipeline/instances/shortcuts.py).
+    all. The other counts for shortcuts, which guess labels without looking at the text: see
+    pipeline/instances/shortcuts.py.
     """
     sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
     num_sources = len(job.manifest.sources)

@@ -1,7 +1,10 @@
-"""Counts and judges rules that tell next-sentence labels without reading (pipeline/instances/shortcuts.py).
+"""Finds out how many next-sentence labels shortcuts tell (see pipeline/instances/shortcuts.py).
 
-A row names the document of its second segment but not its source. The source is found in the rows of that document:
-all rows of a document are in one shard, so every shard can look up all it needs, with 10 bytes a document.
+A shortcut is a simple rule that guesses the next-sentence label without looking at the text.
+
+A row names the document of its second segment but not the source of that document. The source is found in the rows of
+that document: all rows of a document are in one shard, so every shard can look up all it needs, with 10 bytes a
+document.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Sources:
         self.numbers.append(block.source[first].astype(np.uint16))
 
     def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
-        """Add to counts.shortcuts what each rule that tells labels without reading counts over the rows of `block`."""
+        """Add to counts.shortcuts what each shortcut counts over the rows of `block`."""
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
@@ -65,11 +68,11 @@ class Sources:
 
 
 def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> list[Shortcut]:
-    """Return the accuracy of each rule that tells next-sentence labels without reading, and report rules that tell too
-    many labels to `findings`.
+    """Return the accuracy of each shortcut, and add those that are right too often to `findings`.
 
-    A rule with an accuracy above FAIL_ABOVE is a fault, or a note if the pairs are made as published. A rule between
-    WARN_ABOVE and FAIL_ABOVE is a note. No rule is reported unless facts.next_sentence is random_document.
+    A shortcut with an accuracy above FAIL_ABOVE is a fault, or a note if the pairs are made by the published algorithm,
+    which has such shortcuts. One between WARN_ABOVE and FAIL_ABOVE is a note. Only pairs whose `next_sentence` is
+    random_document are judged.
     """
     languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
     languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))

@@ -158,8 +158,11 @@ def find_or_train_vocabulary(
     beam_options: Sequence[str],
     cluster: DaskCluster | None,
 ) -> WordTokenizer:
-    """Return the tokenizer of the vocabulary that an earlier start of this build trained, or train a vocabulary. Record
-    the vocabulary's hash in `output`."""
+    """Return the tokenizer of the vocabulary that an earlier run of this build has trained, or None.
+
+    It is None if the config names a vocabulary (vocabulary.path), if no earlier run got so far, or if the file of the
+    vocabulary has changed since.
+    """
     tokenizer = find_trained_vocabulary(config, output=output, say=say)
     if tokenizer is None:
         scratch = output.folder("vocabulary")

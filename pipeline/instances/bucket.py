@@ -61,8 +61,7 @@ class Instances:
         return count_unlabelled(self._documents, first_document=self.pairs.first_document, label=self.pairs.label)
 
     def count_shortcuts(self, rows: npt.NDArray[np.int64], *, made: Rows) -> Counts:
-        """Return counts over some rows, from which shortcuts.judge_shortcuts computes how well each rule tells
-        next-sentence labels without reading.
+        """Return counts over some rows, from which shortcuts.judge_shortcuts computes the accuracy of each shortcut.
 
         `rows` are indices into `pairs`, and `made` are these rows as `batch` returned them. The result maps each rule
         to its counts by code (see shortcuts.count_shortcuts). It is empty if config.next_sentence is none.

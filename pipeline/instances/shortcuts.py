@@ -1,9 +1,9 @@
-"""Measures how well simple rules tell next-sentence labels without reading: by source, length, place or shared words.
+"""Measures shortcuts: simple rules that guess the next-sentence label from source, length, place or shared words.
 
-A rule puts each row into a cell, such as (source of A, source of B), and answers with the label that is more frequent
-in that cell. The rule is fitted on one half of the rows and measured on the other half, then the other way round. It
-needs only the numbers of rows by (cell, half, label), and these add up over shards. A million tokens take 60 ms, most
-of it for shared words.
+A model that learns a shortcut need not read. A rule puts each row into a cell, such as (source of A, source of B), and
+answers with the label that is more frequent in that cell. The rule is fitted on one half of the rows and measured on
+the other half, then the other way round. It needs only the numbers of rows by (cell, half, label), and these add up
+over shards. A million tokens take 60 ms, most of it for shared words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RULES: Mapping[str, str] = {
     "place": "tokens before the second segment in its document, and after it",
     "words": "rare tokens that both segments hold",
 }
-"""Maps every rule (a way to tell next-sentence labels without reading) to what it looks at. The counts of "language"
+"""Maps every shortcut to what it looks at. The counts of "language"
 are derived from those of "source". Only a build can count "place", because stored rows do not record it."""
 OF_THE_TEXT = ("words",)
 """Rules that read the text. They are shown but not judged, because a true next segment naturally shares words with the
@@ -47,8 +47,7 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of one rule that tells next-sentence labels without reading: the share of `rows` labelled rows for
-    which the rule's answer is right."""
+    """The accuracy of one shortcut: the share of `rows` labelled rows for which its guess is right."""
 
     rule: str
     accuracy: float
@@ -66,8 +65,8 @@ def count_shortcuts(
     max_seq_length: int,
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
-    """Count rows for the rules that tell next-sentence labels without reading. Return a dict from each rule's name to a
-    Counter: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
+    """Count rows for every shortcut. Return a dict from the name of each rule to a Counter: the number of labelled rows
+    by code, where code = 4 * cell + 2 * half + label.
 
     The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
@@ -99,8 +98,7 @@ def count_shortcuts(
 
 
 def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
-    """Return the accuracy of each rule in `counts` and of the rule "language", in the order of RULES. A rule tells
-    next-sentence labels without reading.
+    """Return the accuracy of each shortcut in `counts` and of the rule "language", in the order of RULES.
 
     `languages` has the language of each source.
     """

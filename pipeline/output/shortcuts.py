@@ -1,4 +1,8 @@
-"""What a build reports about rules that tell next-sentence labels without reading: accuracies, warnings, an error."""
+"""What a build says of shortcuts: their accuracies, warnings, and when it fails.
+
+A shortcut is a simple rule that guesses the next-sentence label without looking at the text. The shortcuts are listed
+in pipeline/instances/shortcuts.py.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,7 @@ MOST_UNLABELLED = 0.05
 
 
 def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
-    """Return the accuracy of each rule that tells next-sentence labels without reading, over training and validation
-    rows. The list is empty if rows have no labels."""
+    """Return the accuracy of each shortcut over training and validation rows. It is empty if rows have no labels."""
     total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
     for tally in result.tallies.values():
         total.add_shortcuts(tally.shortcuts)
@@ -38,8 +41,10 @@ def list_languages(config: PipelineConfig) -> list[str]:
 
 
 def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Raise ValueError if a rule tells more than the share FAIL_ABOVE of the next-sentence labels without reading,
-    because a model would then learn only that rule."""
+    """Raise ValueError if a shortcut guesses more than the share FAIL_ABOVE of the next-sentence labels.
+
+    A model would then learn the shortcut instead of reading.
+    """
     if not _is_judged(config):
         return
     _, failing = find_telling(measure_shortcuts(result, config=config))
@@ -52,8 +57,11 @@ def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
 
 
 def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Return at most two warnings: of rules that tell too many next-sentence labels without reading (WARN_ABOVE), and
-    of too many rows without a label."""
+    """Return at most two warnings.
+
+    One names the shortcuts that guess more than the share WARN_ABOVE of the next-sentence labels. The other is given if
+    more than the share MOST_UNLABELLED of the rows has no label, because there was no wrong next sentence for them.
+    """
     if not _is_judged(config):
         return []
     found = []
@@ -79,9 +87,13 @@ def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> li
 
 
 def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[str, Any]:
-    """Return the section of report.json on rules that tell next-sentence labels without reading. The keys are rules
-    (for each rule a dict with rule, of, accuracy, rows and judged), warned_above, failed_above and without_label
-    (numbers of rows by reason)."""
+    """Return the section of report.json on shortcuts, as a dict.
+
+    `rules` is a list with a dict for each shortcut: its name (`rule`), what it looks at (`of`), its accuracy, the
+    number of rows that it was measured on, and whether the build warns or fails because of it (`judged`).
+    `warned_above` and `failed_above` are the two limits of accuracy. `without_label` has the number of rows without a
+    label, by reason.
+    """
     return {
         "rules": [
             {
@@ -100,7 +112,7 @@ def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[
 
 
 def _is_judged(config: PipelineConfig) -> bool:
-    """Return whether a build warns or fails if rules tell its next-sentence labels without reading.
+    """Return whether a build warns or fails because of shortcuts.
 
     It does so only in strict mode with `next_sentence` random_document. In reference mode published pairs keep their
     shortcuts, and with sentence_order the place of two sentences tells their order.

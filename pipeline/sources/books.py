@@ -46,8 +46,10 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 
 
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
-    """Yield the documents of the book `name`, whose file has the bytes `data`. Yield also a Drop for each omission, and
-    a Note for each event that is counted although nothing is left out.
+    """Yield the documents of the book `name`, whose file has the bytes `data`.
+
+    Among them, yield a Drop for each book or sentence that is left out, and a Note (a kind of Drop) for what is only
+    counted, such as a guessed encoding.
 
     Raises ValueError naming `folder` (where the file is) and `name` if the bytes cannot be decoded.
     """

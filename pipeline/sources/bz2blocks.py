@@ -112,8 +112,10 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
 
 
 class _Window:
-    """The part of a file that is now in memory, and the marks in that part. The methods read more of the file if they
-    need a later mark or byte."""
+    """The part of a file that is now in memory, and the positions in it where blocks begin or a stream ends (marks).
+
+    The methods read more of the file if they need a later mark or byte.
+    """
 
     def __init__(self, file: IO[bytes], *, start: int) -> None:
         self._file = file

@@ -49,8 +49,10 @@ def wrapped(arguments: Arguments) -> str | None:
 
 
 def doubted(arguments: Arguments) -> str | None:
-    """Render the text that a mark of doubt wraps, or "" if the mark stands alone or has only a date. Return None if the
-    argument may be a date or a text with a year, as in {{cn|nel 1987}}."""
+    """Render the text that a mark of doubt ({{cn|text}}) wraps, or "" if the mark stands alone or has only a date.
+
+    Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
+    """
     text = wrapped(arguments) or ""
     filled = arguments.filled()
     if text and any(map(arguments.named.get, _DATE_NAMES)):

@@ -100,7 +100,7 @@ class _Parenthesis:
         return opening == "[" and not text.endswith(("''", ")", "\uff09", "]"))
 
     def remove_space(self) -> None:
-        """Remove white space at the end, as far as the last piece reaches."""
+        """Remove the white space at the end of the last piece of text. Earlier pieces keep theirs."""
         if self.items[-1]:
             self.items[-1][-1] = self.items[-1][-1].rstrip()
             if not self.items[-1][-1]:

@@ -50,8 +50,9 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
     """Return the text of `{{content}}`, "" if the template shows nothing, or None if the template is unknown or its
     arguments are not understood.
 
-    `glued` says that a letter or the end of a sentence stands before the template without a space. A mark of doubt then
-    wraps no text, and its argument is a reason.
+    `glued` is true if the template follows a letter or the end of a sentence without a space. It matters for marks of
+    doubt, such as {{clarify|...}}. A glued one comments on the text before it, so its argument is a reason and is not
+    shown. Otherwise its argument is the doubted text, and is returned.
     """
     head, bar, rest = content.partition("|")
     name = fold_name(head)

@@ -154,11 +154,11 @@ KEY, LONG = "AKIA" + "Q" * 16, "x9" * 16
 FAULTS = [
     (
         "aws/on-demand.yaml",
-        "VolumeSize: 500",
-        "VolumeSize: 600",
+        "VolumeSize: ",
+        "VolumeSize: 1",
         r"on-demand\.yaml: does not match .*run `make cluster`",
     ),
-    ("values/aws.yaml", "disk_gib: 500", "disk_gib: 600", r"aws/spot\.yaml: does not match .*values/aws\.yaml"),
+    ("values/aws.yaml", "disk_gib: ", "disk_gib: 1", r"aws/spot\.yaml: does not match .*values/aws\.yaml"),
     ("values/aws.yaml", "region: us", "regoin: us", "unknown key 'regoin'"),
     ("values/aws.yaml", "region: us", "region: a\nregion: us", "'region' appears twice"),
     ("values/gcp.yaml", "max_nodes: 8", "max_nodes: 8\n  min_nodes: 1", r"cpu\.min_nodes=1: these nodes never stop"),

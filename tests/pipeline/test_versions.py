@@ -39,7 +39,7 @@ def is_seen(name: str, *, folder: Path) -> bool:
 @pytest.mark.parametrize(
     "name",
     [
-        *("cleaning/characters.py", "wikitext/templates.tsv", "wikitext/tail_sections.tsv", "instances/pairs.py"),
+        *("cleaning/characters.py", "wikitext/templates.tsv", "wikitext/countries.tsv", "instances/pairs.py"),
         *("sources/wikipedia.py", "build/write_shard.py", "tally.py", "engines/dask_runner.py", "dataset/schema.py"),
     ],
 )

@@ -64,8 +64,10 @@ class Draft(Protocol):
         """
 
     def seal(self, entries: Mapping[str, Any]) -> None:
-        """Do all the work that can precede the commit. `entries` are the manifest entries of all ranks' files. For rank
-        0 only."""
+        """Prepare the commit. On a disk, write the manifest into the draft and sync it. For rank 0 only.
+
+        `entries` are the manifest entries of all ranks' files. On a store, they are kept for `commit`.
+        """
 
     def commit(self) -> None:
         """Turn the draft into its step's checkpoint. For rank 0 only.
@@ -81,9 +83,10 @@ class Draft(Protocol):
 
 
 def open_draft(root: Location, *, step: int, token: int, world_size: int) -> Draft:
-    """Return this rank's object for the draft of a step. `root` is the folder of the run's checkpoints.
+    """Return this rank's object for the draft (a checkpoint that is not yet valid) of a step.
 
-    `token` identifies the attempt to save and must be the same on all ranks.
+    `root` is the folder of the run's checkpoints. `token` identifies the attempt to save and must be the same on all
+    ranks.
     """
     if isinstance(root, Path):
         return _FolderDraft(root, step=step, token=token, world_size=world_size)
@@ -200,7 +203,7 @@ class _StoreDraft:
         """Do nothing, because on a store a folder exists as soon as it holds a file."""
 
     def begin_part(self, rank: int) -> None:
-        """Do nothing, because on a store only the end of a part is announced."""
+        """Do nothing, because on a store only the end of a part (a rank's files) is announced."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
         write_json(storage.join(self._signals, f"rank-{rank}.done"), entries)

@@ -283,7 +283,10 @@ class Checkpoints:
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """Return the folders, newest first. Folders after step `through` are left out, unless there are no others."""
+        """Return the folders, newest first.
+
+        Folders after step `through` are left out. But if all folders are after it, all are returned.
+        """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 
@@ -317,9 +320,11 @@ def step_of(folder: Location) -> int:
 
 
 def restore_moved_aside(run_dir: str | Path) -> None:
-    """Rename checkpoints that saves moved aside back to their own names, unless a new checkpoint has the name.
+    """Rename checkpoints that a killed save moved aside back to their own names.
 
-    This is needed if a save was killed before its new checkpoint of the same step was in place.
+    A save at a step that already has a checkpoint moves that checkpoint aside, and then renames its draft (the new
+    checkpoint). If the save was killed before the second rename, the old checkpoint gets its name back. If the new
+    checkpoint has the name already, nothing changes.
     """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():

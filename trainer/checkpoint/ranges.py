@@ -1,8 +1,8 @@
 """Reads parts of a safetensors file on an object store, with those functions of safetensors' safe_open that we need.
 
-Only the parts that are asked for cross the network. A rank reads its elements in the order in which they were written,
-so each request can be as large as READ_AHEAD_BYTES. Cost: that much memory per file, but at most BUFFERED_BYTES over
-all files.
+Only the parts that are asked for cross the network. A rank reads its elements in the order in which they were written.
+So a request also fetches the bytes that are needed next, up to READ_AHEAD_BYTES. Cost: that much memory per file, but
+at most BUFFERED_BYTES over all files.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def part_name(rank: int, *, world_size: int) -> str:
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's slices of the tensors (on the CPU) and the states of its random generators into one file.
+    """Write a rank's slices, which must be on the CPU, and the states of its random generators into one file.
 
     `generators` maps "cpu" and "cuda" to states. Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
     """

@@ -158,7 +158,7 @@ class CheckpointWriter:
         _retry_on_outage(self._files.make_durable, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
-        """Create the draft on rank 0 and return each rank's object for it. Collective.
+        """Create the draft (a checkpoint not yet valid) on rank 0; return each rank's object for it. Collective.
 
         Raises CheckpointError on every rank if there is not enough room, or if the draft cannot be created.
         """
@@ -190,8 +190,10 @@ class CheckpointWriter:
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """Copy the rank's slices into the staging memory and return the copies. The previous save must have
-        finished."""
+        """Copy the rank's slices into host memory that all saves share, and return the copies.
+
+        The previous save must have finished.
+        """
         copies, offset = [], 0
         for piece in self._engine.local_slices():
             tensors = {}
@@ -278,7 +280,7 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """Remove old checkpoints, but first check the lease again.
+        """Remove old checkpoints, but first check the run's lease (exclusive right to the run directory) again.
 
         Another job may have taken the run during a slow commit.
         """

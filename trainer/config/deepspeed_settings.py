@@ -67,8 +67,10 @@ Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
 
 
 class ZeroSettings(Settings):
-    """The settings of DeepSpeed's zero_optimization section. Null: the value that the trainer derives, or DeepSpeed's
-    default."""
+    """The settings of DeepSpeed's zero_optimization section.
+
+    A setting that is null gets the value that the trainer derives, or DeepSpeed's default.
+    """
 
     contiguous_gradients: bool | None = None
     """Copy gradients into one buffer as they are computed."""
@@ -97,7 +99,7 @@ class ZeroSettings(Settings):
 
 
 class DeepSpeedSettings(Settings):
-    """The DeepSpeed settings that a run may set directly. Null: the value that the trainer derives."""
+    """The DeepSpeed settings that a run may set directly. The trainer derives those that are null."""
 
     zero_optimization: ZeroSettings | None = None
     """Bucket sizes and thresholds of ZeRO."""

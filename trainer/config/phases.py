@@ -13,7 +13,7 @@ from trainer.config.optimization import ScheduleConfig
 
 
 class PhaseBatchConfig(Settings):
-    """A phase's changes to the run's `batch` settings. Null: unchanged."""
+    """A phase's changes to the run's `batch` settings. A null setting changes nothing."""
 
     pairs: Positive | None = None
     """Sentence pairs per step. Also replaces batch.tokens."""
@@ -28,7 +28,7 @@ class PhaseBatchConfig(Settings):
 
 
 class PhaseScheduleConfig(Settings):
-    """A phase's changes to the run's `schedule` settings, if schedule.span=phase. Null: unchanged."""
+    """A phase's changes to the run's `schedule` settings, if schedule.span=phase. A null setting changes nothing."""
 
     name: Literal["linear", "constant"] | None = None
     """linear: after the warm-up, a fall to final_factor. constant: the peak rate."""
@@ -42,7 +42,7 @@ class PhaseScheduleConfig(Settings):
 
 
 class PhaseEvaluationConfig(Settings):
-    """A phase's changes to the run's `evaluation` settings. Null: unchanged."""
+    """A phase's changes to the run's `evaluation` settings. A null setting changes nothing."""
 
     every_steps: Positive | None = None
     """Steps between evaluations, counted over the run. A phase's last step is always evaluated."""

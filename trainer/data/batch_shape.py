@@ -2,8 +2,8 @@
 
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
-Micro-batches are as small as possible. So a lane lags behind the stated batch, on average by the pairs that it has to
-give in one step. Cost: 0.1 s.
+Micro-batches are as small as the stated batch allows, and row lengths vary. So a lane lags behind the stated batch, on
+average by the pairs that it has to give in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BatchShape:
 
     @property
     def fill(self) -> float:
-        """The share of a step's room for tokens that is not padding."""
+        """The share of a step's token places that hold tokens and not padding."""
         return self.tokens_mean / (self.lanes * self.micro_batch.tokens)
 
     def describe(self) -> str:
@@ -114,10 +114,10 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return an array of mean numbers: entry 2 x longest + n counts the rows that begin within n bins after a row.
+        """Return an array whose entry 2 x longest + n is the mean number of rows that begin within n bins after a row.
 
-        Here a row's length is counted in length bins, and `longest` is that of the longest row. A row that begins right
-        at the end of the first row counts. Entries before 2 x longest are 0.
+        A bin is a unit of row length, and `longest` is the length of the longest row in bins. The row that begins right
+        at the end of the given row counts, so the entry for n = 0 is 1. Entries before 2 x longest are 0.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -130,9 +130,9 @@ class Lengths:
     def tokens_for(self, pairs: float) -> int:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
-        Row lengths vary, so a lane falls behind its due pairs, on average by `pairs` pairs. By queueing theory
-        (Kingman), the lane then needs micro-batches that on average have room for `pairs` plus half the `variation` of
-        lengths.
+        Row lengths vary, so a lane falls behind the pairs that are due from it, on average by `pairs` pairs. By
+        queueing theory (Kingman), the lane then needs micro-batches that on average have room for `pairs` plus half of
+        `self.variation` pairs.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # this always holds `pairs`

@@ -47,7 +47,7 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Return views of the columns of `table`, which row_groups.read_slice returned."""
+        """Return views of the columns of `table`, which row_groups.read_slice returned for `epoch`."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)

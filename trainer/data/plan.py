@@ -159,7 +159,7 @@ class Plan:
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
         """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches each.
 
-        Together they are `rounds` times `pairs`, rounded down.
+        Together they are `rounds` times the plan's pairs per step, rounded down.
         """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))

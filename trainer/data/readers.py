@@ -105,9 +105,9 @@ def read_with_ray(slices: Iterable[RowGroupSlice], *, root: str | Path, object_s
 
 
 def _chunks(slices: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Yield `slices` in lists, one list for each Ray data set.
+    """Yield `slices` in lists, one list for each ray.data.Dataset.
 
-    The lists are long, because a data set is slow to start. Their length is limited, because each slice is a Ray task.
+    The lists are long, because a Dataset is slow to start. Their length is limited, because each slice is a Ray task.
     """
     chunk: list[RowGroupSlice] = []
     for row_slice in slices:
@@ -123,8 +123,8 @@ def _chunks(slices: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
 class ReadAhead:
     """A thread that runs the generator `items` at most `depth` items ahead of the caller of next().
 
-    If `items` raises an error, the next call of next() after the items before it raises that error, and so does every
-    later call.
+    If `items` raises an error, next() first returns the items before the error. Then the next call raises the error,
+    and so does every later call.
     """
 
     def __init__(self, items: Tables, *, depth: int) -> None:

@@ -189,6 +189,7 @@ class Engine:
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
         """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
 
+        `read` returns ranges of the saved parameters and moments (see SliceReader).
         `steps_taken` is the number of updates that led to this state. `loss_scale` comes from an fp16 checkpoint and is
         used if this engine is fp16 too. If `loss_scale` is None, the initial scale stays.
         """

@@ -35,7 +35,7 @@ class _Piece:
     target: Tensor
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of these elements, 1-D; None if the parameter has no gradient."""
+        """Return the gradient of the piece's elements, 1-D; None if the parameter has no gradient."""
         gradient = self.parameter.grad
         return None if gradient is None else gradient.reshape(-1)[self.start : self.stop]
 
@@ -137,7 +137,7 @@ class _Group:
         self._world_size = world_size
         self._partition_size = flat.numel() // world_size
         send_dtype = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
-        sum_dtype = torch.float32 if micro_batches > 1 else send_dtype  # no sums for a single one
+        sum_dtype = torch.float32 if micro_batches > 1 else send_dtype  # a single micro-batch is not summed
         self.partition = torch.zeros(self._partition_size, dtype=sum_dtype, device=flat.device)
         self._whole_sums = None
         if sum_before_sending and micro_batches > 1 and world_size > 1:

@@ -64,7 +64,8 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` per step.
+    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` micro-batches
+    per step.
 
     `shape` has the limits of a micro-batch.
     """
@@ -133,8 +134,8 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`, or "" if it cannot be made
-    smaller."""
+    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`, or "" if a micro-batch
+    cannot be made smaller."""
     opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
     half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))

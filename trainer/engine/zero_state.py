@@ -87,7 +87,9 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
 
 
 def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
-    """Create missing Adam moments as zeros and set Adam's step count to `updates`, like torch's fused AdamW would.
+    """Create missing Adam moments as zeros and set Adam's step count to `updates`.
+
+    The count is an fp32 scalar tensor on the device, as torch's fused AdamW needs it.
 
     Call this before the first step too. Before that step DeepSpeed has created no state in some stages, and in other
     stages it has taken a step with empty gradients.

@@ -86,7 +86,7 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return `config`. Of size, positions, activation and norm, those that it does not set come from `folder`'s model.
+    """Return `config` with the size, positions, activation and norm of `folder`'s model where `config` sets none.
 
     Raises PretrainedError if the folder's model is not supported.
     """
@@ -95,7 +95,7 @@ def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return `config`. Of size, positions, activation and norm, those that it does not set come from `other`."""
+    """Return `config` with the size, positions, activation and norm of `other` where `config` sets none."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 

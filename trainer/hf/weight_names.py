@@ -96,8 +96,10 @@ def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) ->
 
 
 def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
-    """Return the name of transformers' class for a model. `pair_heads`: whether it has pooler and next-sentence
-    head."""
+    """Return the name of transformers' class for a model.
+
+    `pair_heads` says whether the model has pooler and next-sentence head.
+    """
     return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
 
 

@@ -93,7 +93,8 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 def join_cluster(config: TrainerConfig) -> None:
     """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
 
-    A driver cannot connect again, because Ray deletes a job's working directory when the job's driver disconnects.
+    A driver (the process of the command) cannot connect twice, because Ray deletes a job's working directory when the
+    job's driver disconnects.
     """
     if not ray.is_initialized():
         _set_ray_defaults(config)
@@ -257,10 +258,11 @@ def scaling_config(config: TrainerConfig) -> ScalingConfig:
 def serve_workers(
     fit: _FitThread, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Serve the workers until `fit` ends: show their lines, pass on a request to stop, and say what Ray waits for.
+    """Show the workers' lines, pass on a request to stop, and say what Ray waits for, until `fit` ends.
 
-    Ends the group early if `watch` gives a reason. Returns the node id of each worker that started. Raises ClusterError
-    if no worker starts in start_timeout_s (if the number of workers is fixed, Ray itself raises an error before that).
+    `fit` is the thread in which Ray Train runs. Ends the group of workers early if `watch` gives a reason. Returns the
+    node id of each worker that started. Raises ClusterError if no worker starts in start_timeout_s (if the number of
+    workers is fixed, Ray itself raises an error before that).
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()

@@ -40,10 +40,11 @@ def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float
 
 @torch.library.custom_op("cloze::each_attention", mutates_args=())
 def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (output [T, heads, d], softmax weights, dropout mask) of all sequences. True in the mask means kept.
+    """Compute self-attention with dropout inside each sequence.
 
-    Weights and mask are 1-D and hold heads x l x l elements for each sequence of length l, sequence after sequence.
-    Without dropout the mask is empty.
+    Returns (output [T, heads, d], softmax weights, dropout mask). True in the mask means kept. Weights and mask are 1-D
+    and hold heads x l x l elements for each sequence of length l, sequence after sequence. Without dropout the mask is
+    empty.
     """
     num_tokens, _, heads, width = qkv.shape
     output = torch.empty_like(qkv[:, 0], memory_format=torch.contiguous_format)

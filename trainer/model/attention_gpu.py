@@ -28,8 +28,9 @@ def count_dropped_draws(dropout: float) -> int:
 def short_attention(
     qkv: Tensor, offsets: Tensor, seed: Tensor, max_length: int, threshold: int
 ) -> tuple[Tensor, Tensor]:
-    """Return output [T, heads, d] and log2 of softmax's denominators [heads, T], by kernels.short_attention.forward.
+    """Compute self-attention with dropout inside each sequence, by kernels.short_attention.forward.
 
+    Returns the output [T, heads, d], and the log2 of softmax's denominators [heads, T].
     `threshold` is the number of random draws that drop a weight (count_dropped_draws).
     """
     from trainer.model.kernels import short_attention as kernels

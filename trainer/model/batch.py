@@ -150,7 +150,7 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 
 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
-    """Fill `offsets` with the ends of the pairs, then with the ends of dummies of at most `longest` tokens each.
+    """Fill `offsets` with the ends of the pairs, then of dummy sequences of at most `longest` tokens.
 
     When the dummies have reached `size`, all remaining elements are `size`, for sequences of length 0.
     """

@@ -47,8 +47,9 @@ def linear_cross_entropy_sum(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return loss sum, correct count, losses, and the gradients of the loss sum to hidden, weight and bias.
+    """Compute what linear_cross_entropy_sum returns, and the gradients of the sum, for a chunk of rows at a time.
 
+    Returns (loss sum, correct count, losses, gradient of hidden, gradient of weight, gradient of bias).
     The gradients are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. Those of weight and bias are fp32. If
     `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
     """

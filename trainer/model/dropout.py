@@ -40,7 +40,7 @@ def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> 
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return a hash of each int32. The hash is a bijection in which every bit depends on all others; products wrap."""
+    """Return a hash of each int32; products wrap. It is a bijection whose every bit depends on all bits of `x`."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * wrap(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)

@@ -18,7 +18,10 @@ SITES_A_LAYER = 3
 
 
 class ActivatedLinear(Linear):
-    """A linear layer followed by GELU. It is one module, so that ZeRO-3 gathers the parameters for both."""
+    """A linear layer followed by GELU. On a GPU a fused kernel computes both.
+
+    ZeRO-3 gathers parameters module by module, so both are one module.
+    """
 
     def __init__(self, width_in: int, width_out: int, *, activation: str) -> None:
         super().__init__(width_in, width_out)
@@ -58,8 +61,9 @@ class PostNormLayer(nn.Module):
     def forward(
         self, hidden: Tensor, gradient_sink: Tensor, *, layout: SequenceLayout, seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the layer's output [T, width] and the output's gradient sink (see ResidualNorm).
+        """Return the layer's output [T, width] and the output's gradient sink.
 
+        A gradient sink is a second output that takes one of the two gradients of the first output (see ResidualNorm).
         `hidden` is the layer's input, and `gradient_sink` is the input's sink. `seeds`, for dropout, is [SITES_A_LAYER,
         SEED_WIDTH].
         """

@@ -18,7 +18,7 @@ class Linear(nn.Linear):
 
     parameters_persist = True
     """Whether the parameters exist all the time. False under ZeRO-3, where they exist only while their module runs.
-    Then no other module may use the bias."""
+    If false, no other module may use the bias."""
 
     def forward(self, x: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
         """Return [..., out] for `x` [..., in]. If `with_bias_gradient` is false, the next module computes the bias's

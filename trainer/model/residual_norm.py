@@ -45,11 +45,12 @@ class ResidualNorm(nn.LayerNorm):
     def forward(  # type: ignore[override]
         self, branch: Tensor, residual: Tensor, gradient_sink: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result and its gradient sink, [T, width] each like the first three arguments.
+        """Return the result and its gradient sink (a second output that takes one of the result's two gradients).
 
-        `gradient_sink` is the sink of `residual`. `seeds` is a row of dropout.draw_seeds. If the kernels run
-        (is_fused), `branch_bias` is the bias that `branch` already includes, and its gradient is computed here.
-        Otherwise `branch_bias` is None, and `residual` itself gets a gradient.
+        Both are [T, width], like the first three arguments. `gradient_sink` is the sink of `residual`. `seeds` is a row
+        of dropout.draw_seeds. If the kernels run (is_fused), `branch_bias` is the bias that `branch` already includes,
+        and the bias's gradient is computed here. Otherwise `branch_bias` is None, and `residual` itself gets a
+        gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -109,7 +110,7 @@ def residual_norm_backward(
     """Return the gradients of branch and residual, and of weight, bias and branch_bias as one tensor [3, columns].
 
     `mean` and `rstd` are what residual_norm returned. `upstream` is the norm's gradient. `sink_gradient` is the
-    gradient of the norm's sink, or None if the sink was not used.
+    gradient of the norm's gradient sink (see ResidualNorm), or None if the sink was not used.
     """
     from trainer.model.kernels import residual_norm as kernels
 

@@ -84,7 +84,7 @@ def smooth(values: FloatArray) -> FloatArray:
 
 
 def average_down(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the curve's `steps` and `values`, in this order, reduced to at most MAX_POINTS points.
+    """Return (steps, values) of the curve `values` over `steps`, reduced to at most MAX_POINTS points.
 
     Each point is the mean over a range of steps, and all ranges are equally long.
     """

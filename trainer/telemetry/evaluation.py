@@ -68,7 +68,7 @@ class Evaluation:
         """Return all numbers by name, as a flat dictionary that JSON can hold.
 
         A source's numbers are named `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and `pairs/NAME`. A source in
-        `unseen` has only `masked/NAME` and `pairs/NAME`, both 0.
+        `unseen` (without a masked token) has only `masked/NAME` and `pairs/NAME`, both 0.
         """
         lists = ("sources", "unseen")
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}

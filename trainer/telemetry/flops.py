@@ -49,8 +49,8 @@ def count_flops(
 def find_peak(device_name: str) -> float | None:
     """Return the peak rate in PEAK_TFLOPS of the device with this name, or None if its model is not listed.
 
-    Apart from maker and memory, every word of the name must match, because one more word means another model (or a part
-    of a device).
+    The words of the name, apart from maker and memory, must be exactly those of a listed model, because one more word
+    means another model (or a part of a device).
     """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

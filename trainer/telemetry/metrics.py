@@ -84,8 +84,8 @@ BLOCK_BYTES = 2**20
 class JsonLines:
     """An append-only file of JSON objects, one a line, with ascending `step`. It is flushed at every line.
 
-    Opening removes objects of steps after `keep_through`, and a last line that is torn. To find the place, it reads
-    only the file's end, at least BLOCK_BYTES, so damage before that part is not repaired.
+    Opening removes objects of steps after `keep_through`, and a last line that is torn. To find where to cut,
+    only the file's end is read, at least BLOCK_BYTES, so damage before that part is not repaired.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:

@@ -61,9 +61,10 @@ class BranchStart:
 def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
     """Return the config with `resume_from` set to the folder of one verified checkpoint.
 
-    If `resume_from` is a run directory, this is the newest checkpoint there that verifies. If this run has begun,
-    `saved` is the config that it stored then. If `saved` already names this checkpoint, or one in this run directory,
-    that checkpoint is kept. Raises ConfigError if there is no checkpoint or it does not verify.
+    If `resume_from` is a run directory, this is the newest checkpoint there that verifies. `saved` is the config that
+    this run stored when it began (None: it has not begun). If this run has begun, nothing is verified. The checkpoint
+    in `saved` is then kept if `resume_from` names this checkpoint or its run directory; otherwise the config is
+    returned unchanged. Raises ConfigError if there is no checkpoint or it does not verify.
     """
     given = config.resume_from
     if given is None:
@@ -152,8 +153,8 @@ def read_trained(
 
     The first list holds the phases, each with the manifest of its data set. If the run that wrote the checkpoint is
     itself a branch, the phases of that run's source come first. If one of `phases`, the phases of the new branch, has
-    the same data set, the data set is read from the path there. The second list holds a message for each data set or
-    checkpoint that is lost.
+    the same data set, the data set is read from the path in that phase. The second list holds a message for each data
+    set or checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -182,12 +183,12 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows for an older checkpoint that does not record these facts about its training rows.
+    """Return CheckpointState.rows for the checkpoint `resume_from`, an older one that does not record these facts.
 
     The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
-    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these is lost, or if
-    the weights came from model.initialize_from, assume the longest rows that the model accepts, and next-sentence
-    labels.
+    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these data sets is
+    lost, or if the weights came from model.initialize_from, the answer assumes the longest rows that the model
+    accepts, and next-sentence labels.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -202,7 +203,7 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
     """Return `phase`, a phase of the source run, and the manifest of its data set.
 
-    If one of the branch's `phases` uses the same data set, the path of the data set is taken from there. Raises
+    If one of the branch's `phases` uses the same data set, the path in that phase is used. Raises
     DataSetError if the data set's hash is not `data_hash`. An empty `data_hash` allows any data set.
     """
     for each in phases:

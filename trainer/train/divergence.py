@@ -81,7 +81,7 @@ class DivergenceGuard:
         }
 
     def is_skipped(self, step: int) -> bool:
-        """Return whether the guard skips the step."""
+        """Return whether the data of `step` is skipped because of an earlier rollback."""
         return any(first <= step <= last for first, last in self.skips)
 
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:

@@ -176,8 +176,8 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    If all checkpoints are newer than that, the newest is restored. The commit records which steps are now skipped, so
-    that a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state.
+    If there is no checkpoint from before them, the newest is restored. The commit records which steps are now skipped.
+    So a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state.
     Collective. Raises DivergenceError if there is no checkpoint.
     """
     checkpoints.finish()

@@ -79,7 +79,10 @@ def gelu_backward_kernel(
 
 
 def forward(x: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> Tensor:
-    """Return GELU of a contiguous tensor in x's shape and type; `tanh` selects Hendrycks and Gimpel's approximation."""
+    """Return GELU of a contiguous tensor in x's shape and type; `tanh` selects Hendrycks and Gimpel's approximation.
+
+    `tiles` replaces the launch settings FORWARD_TILES.
+    """
     tiles = tiles or FORWARD_TILES
     out = torch.empty_like(x)
     gelu_forward_kernel[(triton.cdiv(x.numel(), tiles["BLOCK"]),)](x, out, x.numel(), TANH=tanh, **tiles)
@@ -89,7 +92,8 @@ def forward(x: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> Te
 def backward(x: Tensor, upstream: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> tuple[Tensor, Tensor]:
     """Return the gradient of x [rows, columns] and the gradient's sum over the rows [columns], both in x's type.
 
-    `upstream` is the loss's gradient with respect to GELU(x). All tensors are contiguous.
+    `upstream` is the loss's gradient with respect to GELU(x). All tensors are contiguous. `tiles` replaces the launch
+    settings BACKWARD_TILES.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = x.shape

@@ -70,11 +70,11 @@ def forward_and_gradient(
     gradient_scale: float | None,
     tiles: dict[str, Any] | None = None,
 ) -> None:
-    """Write each row's weighted loss into `losses`. Write its weight, or 0 if the prediction is wrong, into `correct`.
+    """Write rows' weighted losses into `losses`, and their weights, or 0 for wrong predictions, into `correct`.
 
     bias [V] is added to logits [N, V] in fp32. labels are int64 [N] in 0..V-1; weights, losses and correct are fp32
     [N]; all tensors are contiguous. The gradient of the sum of losses, times `gradient_scale`, replaces the logits. If
-    `gradient_scale` is None, the logits do not change.
+    `gradient_scale` is None, the logits do not change. `tiles` replaces the launch settings TILES.
     """
     num_rows, num_columns = logits.shape
     scale = 1.0 if gradient_scale is None else gradient_scale

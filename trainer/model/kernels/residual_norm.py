@@ -37,7 +37,7 @@ def norm_forward_kernel(
     num_rows, num_columns, epsilon, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Write the norm of BLOCK_M whole rows, and each row's mean and inverse standard deviation (fp32)."""
+    """Write LayerNorm(residual + dropout(branch)) of BLOCK_M rows, and each row's mean and inverse deviation (fp32)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     row_ok, column_ok = rows < num_rows, columns < num_columns
@@ -121,10 +121,11 @@ def forward(
     epsilon: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norm, in branch's shape, and the mean and inverse standard deviation of each row, fp32 [rows].
+    """Compute LayerNorm(residual + dropout(branch)).
 
+    Returns the norm, in branch's shape, and the mean and inverse standard deviation of each row, fp32 [rows].
     branch and residual are [rows, columns], weight and bias [columns]. seeds are int32, of which the first two are
-    used. All tensors are contiguous.
+    used. All tensors are contiguous. `tiles` replaces the launch settings FORWARD_TILES.
     """
     tiles = tiles or FORWARD_TILES
     rows, columns = branch.shape
@@ -154,8 +155,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
 
-    mean and rstd (inverse standard deviation) are what `forward` returned. The norm has two uses, so its gradient is
-    upstream + sink_gradient. All tensors are contiguous.
+    mean and rstd (inverse standard deviation) are what `forward` returned. The norm is used twice, and `upstream` and
+    `sink_gradient` are its gradients from the two uses. The kernel adds them. All tensors are contiguous. `tiles`
+    replaces the launch settings BACKWARD_TILES.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape

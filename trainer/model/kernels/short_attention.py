@@ -171,10 +171,11 @@ def attention_backward_kv_kernel(
 def forward(
     qkv: Tensor, offsets: Tensor, *, max_length: int, threshold: int, seed: Tensor, tiles: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
+    """Compute self-attention with dropout inside each sequence.
 
+    Returns the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
     qkv is [T, 3, heads, D] and contiguous. offsets are int32 [S + 1]. seed is int32, and its first element is used. A
-    weight is dropped with probability threshold / 2**32.
+    weight is dropped with probability threshold / 2**32. `tiles` replaces the launch settings FORWARD_TILES.
     """
     num_tokens, _, heads, width = qkv.shape
     tiles = tiles or FORWARD_TILES
@@ -202,8 +203,8 @@ def backward(
 ) -> Tensor:
     """Return the gradient of qkv, in its shape. All tensors are contiguous.
 
-    out and lse are what `forward` returned, and upstream is the gradient of out. The other arguments are those of
-    `forward`.
+    out and lse are what `forward` returned, and upstream is the gradient of out. `tiles` replaces the
+    launch settings (BACKWARD_Q_TILES, BACKWARD_KV_TILES). The other arguments are those of `forward`.
     """
     num_tokens, _, heads, width = qkv.shape
     tiles_q, tiles_kv = tiles or (BACKWARD_Q_TILES, BACKWARD_KV_TILES)
