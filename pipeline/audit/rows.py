@@ -42,8 +42,8 @@ class Counts:
     """The number of rows by index of the source, and in `source_tokens` the number of tokens."""
     source_tokens: dict[int, int] = field(default_factory=dict)
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
-    """The counts of each shortcut (a rule that guesses the next-sentence label without reading the text), by the
-    name of the shortcut. See count_shortcuts in pipeline/instances/shortcuts.py."""
+    """The counts of each shortcut (a rule that guesses the next-sentence label without reading the text), by the name
+    of the shortcut. See count_shortcuts in pipeline/instances/shortcuts.py."""
 
     def merge(self, other: Counts) -> None:
         """Add `other` to these sums."""
