@@ -232,7 +232,7 @@ def _check_budget(
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
     """For each mask set (choice of positions to predict) whose number is in `lists`, return the length (int64, in
-    tokens) of the shortest eligible word that the mask set does not mask.
+    tokens) of the shortest word that masking may choose and that the mask set leaves unmasked.
 
     The length is the largest int64 if there is no such word.
     """

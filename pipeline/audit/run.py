@@ -1,5 +1,6 @@
-"""Audits a whole data set in two rounds of processes: one job per shard, then one job per part of the spill (temporary
-records of all rows and documents)."""
+"""Audits a whole data set in two rounds of processes. In the first round, one job per shard checks the shard and writes
+temporary records of its rows and documents. In the second, one job per part of these records checks for what is in
+several shards."""
 
 from __future__ import annotations
 

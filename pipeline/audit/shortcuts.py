@@ -35,7 +35,8 @@ _UNKNOWN = "?"
 
 @dataclass(slots=True)
 class Sources:
-    """Maps the documents of a shard to their sources. Call `add` for every block, and then `count` for every block."""
+    """Maps the documents of a shard to their sources. First call `add` for every block (rows of a row group), then
+    `count` for every block."""
 
     keys: list[UInt64s] = field(default_factory=list)
     numbers: list[np.ndarray[tuple[int], np.dtype[np.uint16]]] = field(default_factory=list)

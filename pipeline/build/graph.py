@@ -219,8 +219,8 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """Return the result of the shard `name`. If an earlier start of the build wrote this shard from the same documents,
-    the result comes from the shard's record.
+    """Return the result of building the shard `name`. If an earlier start of the build wrote this shard from the same
+    documents, the result comes from the shard's record.
 
     Otherwise build the shard and record its result. `dropped` is the path of the list of near duplicates to leave out,
     or None.

@@ -74,8 +74,9 @@ def spill_documents(
 ) -> SplitResult:
     """Filter and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
 
-    Return the counts, and the places of the documents in the file. A Drop (a thing that was left out) is only counted,
-    by its reason. So is a Note (a kind of Drop: an event, although nothing is left out). On an error no file remains.
+    Return the counts, and the places of the documents in the file. A Drop in `items` (something that was left out) is
+    counted by its reason. A Note, which is a kind of Drop, is counted by its reason too, but as an event for which
+    nothing was left out. On an error no file remains.
     """
     tally = ReadTally()
     source = context.config.sources[split.source]

@@ -293,11 +293,11 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count tokens of the text twice in `tally`: by their position in the row, and by the number of tokens of the word
-    to which they belong.
+    """Count the tokens of the text, which are all tokens but [CLS] and the [SEP] at the end of a segment. Add to
+    `tally` their numbers by position in the row, and by the number of tokens of the word to which they belong.
 
-    Return uint8[tokens]: for each token, the number of tokens of its word. The number is at most WORD_PIECES, and 0 for
-    [CLS] and for the [SEP] at the end of a segment.
+    Return uint8[tokens]: for each token, the number of tokens of its word. The number is at most WORD_PIECES. It is 0
+    for tokens that are not text.
     """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)

@@ -84,7 +84,8 @@ class Special(Settings):
 
 
 class Manifest(Settings):
-    """Everything that identifies a data set, and everything about how it was built that shapes its data."""
+    """Everything that identifies a data set: its files, the settings and versions that shaped them, and counts of the
+    content."""
 
     schema_version: int
     """The version of the columns (dataset.schema.SCHEMA_VERSION)."""

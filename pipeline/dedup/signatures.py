@@ -187,7 +187,8 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the document and signature to which each record in `entries` (of the type _ENTRY) points.
+    """Return the document and signature to which each record in `entries` points (by `batch` and `row`, the record
+    batch and the row in it).
 
     For each record, `owner` (int64[entries]) has the index of its file in `files`. Because there may be many files (one
     for each split of the input), each file is opened once, and only one at a time.
@@ -209,8 +210,8 @@ def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Choose the documents to leave out, and write them to the file `path`: for each one a match, which also names a
-    kept document that it resembles (records of MATCH_TYPE, ordered by id).
+    """Choose the documents to leave out, and write them to the file `path` as records of MATCH_TYPE, ordered by id.
+    Each record also names a kept document that the document resembles.
 
     `parts` are the paths of the files with all matches found. Memory: 120 bytes for each pair of near duplicates,
     whatever the size of the corpus.
