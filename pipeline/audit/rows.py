@@ -39,7 +39,7 @@ class Counts:
     lengths: dict[int, int] = field(default_factory=dict)
     """The number of rows by length in tokens."""
     source_rows: dict[int, int] = field(default_factory=dict)
-    """The number of rows by index of the source, and in `source_tokens` the number of tokens."""
+    """The number of rows by index of the source. `source_tokens` has the number of tokens in the same way."""
     source_tokens: dict[int, int] = field(default_factory=dict)
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
     """The counts of each shortcut (a rule that guesses the next-sentence label without reading the text), by the name

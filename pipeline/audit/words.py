@@ -21,7 +21,7 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """Return the vocabulary, whose arrays say for each token id, for example, whether the token continues a word.
+    """Return the Vocabulary: arrays by token id that say, for example, whether a token continues a word.
 
     `tokens` has the text of each token, by id. `special` has the ids of all special tokens. `names` maps "unk", "cls",
     "sep" and "mask" to their ids. `backend` is the tokenizer; its model says how tokens show where words begin or end.
@@ -67,9 +67,8 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Return `starts` (bool[tokens]: whether each token begins a word) changed to what counts as a word in the
-    published algorithm. There, if the first token of a second segment begins with "##", it continues the last word of
-    the first segment."""
+    """Return `starts` (bool[tokens]: whether each token begins a word) with the words of the published algorithm.
+    There, if the first token of a second segment begins with "##", it continues the last word of the first segment."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)

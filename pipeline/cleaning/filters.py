@@ -82,9 +82,11 @@ class DocumentFilter:
 
 
 def beginning(document: Document) -> str:
-    """Return the first EXCERPT_CHARACTERS + 1 characters of a document, with one sentence per line.
+    """Return the first EXCERPT_CHARACTERS + 1 characters of a document, or all if it has fewer, with one sentence per
+    line.
 
-    The last of these characters only tells `excerpt` that the text goes on, so that it can write "...".
+    An excerpt shows EXCERPT_CHARACTERS characters. From the additional one, `excerpt` knows that the document is
+    longer.
     """
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:

@@ -15,8 +15,8 @@ import sentencex
 from pipeline.cleaning.characters import normalize_text
 
 MAX_LINE_CHARACTERS = 100_000
-# The time of sentencex grows with the square of the quotation marks in a line (3 s for 100,000). A line with more marks
-# than this is cut into pieces of _FINE_CHARACTERS.
+# The time of sentencex grows with the square of the number of quotation marks in a line (3 s for 100,000 marks). A line
+# with more than this number of marks is cut into pieces of _FINE_CHARACTERS.
 MAX_QUOTATION_MARKS = 2_000
 # The time also grows with the square of the number of sentences in a line without spaces (Chinese: 1 to 6 s for 100,000
 # characters).
