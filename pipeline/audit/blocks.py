@@ -161,7 +161,7 @@ def offsets_of(lengths: Int64s) -> Int64s:
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return 64-bit values scrambled one by one, with the finalizer of MurmurHash3."""
+    """Return the 64-bit `values`, each scrambled separately with the finalizer of MurmurHash3."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return values ^ (values >> np.uint64(33))
