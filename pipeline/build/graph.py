@@ -77,8 +77,9 @@ def build_graph(
 
 
 def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """Add the search for near duplicates to the graph of `read` (the SplitResults). Return a side input: the path of
-    the list of documents to leave out (see dedup.read_dropped)."""
+    """Add the steps that search for near duplicates to the Beam graph. `read` is the graph's collection of
+    SplitResults. Return the result as a side input (an argument of later steps): the path of the list of documents to
+    leave out (see dedup.read_dropped)."""
     dropped = (
         read
         | "Band keys" >> beam.FlatMap(_bands_of)
@@ -141,7 +142,8 @@ class SpillSplits(_TokenizerStep):
 
 
 class CountBuckets(_Step):
-    """A Beam step. It counts the documents that one bucket (a group of documents) keeps, and yields the BucketCount."""
+    """A Beam step. It counts the documents of one bucket (a group of documents) that are not left out as copies or near
+    duplicates, and yields the BucketCount."""
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):
@@ -217,8 +219,8 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """Return the result of the shard `name`. If an earlier start of the build wrote this shard from the same documents,
-    the result comes from the shard's record.
+    """Return the result of building the shard `name`. If an earlier start of the build wrote this shard from the same
+    documents, the result comes from the shard's record.
 
     Otherwise build the shard and record its result. `dropped` is the path of the list of near duplicates to leave out,
     or None.
@@ -249,9 +251,9 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). If a worker has failed at
-    another split or shard, adding to the report raises AbandonedError. `key` identifies the split or shard of this
-    report."""
+    """Return a progress report (WorkReport) that also adds to Beam's counters (cloze/read_documents ...). `key`
+    identifies the split or shard of this report. If a worker has failed at another split or shard, adding to the report
+    raises AbandonedError."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)
@@ -265,9 +267,9 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Return the counts of the distinct documents that a bucket keeps. `element` is (number of the bucket, its
-    extents). Only the index of each extent (a range of a file) is read. `dropped` is the path of the list of near
-    duplicates to leave out."""
+    """Return the number of distinct documents, and of their tokens, in one bucket (a group of documents). `element` is
+    (number of the bucket, its extents). Only the index of each extent (a range of a file) is read. Documents in the
+    list of near duplicates at the path `dropped` are not counted."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()

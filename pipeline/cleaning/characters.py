@@ -45,7 +45,8 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
 
 def _has_odd(text: str) -> bool:
-    """Whether the text may contain a character to remove or a line break other than \\n. False is certain."""
+    """Whether the text may contain a character to remove or a line break other than \\n. If this is false, it certainly
+    contains none; if it is true, it may still contain none."""
     for start in range(0, len(text), _LOOK_CHARACTERS):
         part = text[start : start + _LOOK_CHARACTERS].encode("utf-16-le", "surrogatepass")
         if _ODD_UNITS[np.frombuffer(part, np.uint16)].any():

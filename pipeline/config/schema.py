@@ -197,7 +197,8 @@ class CleaningConfig(Settings):
 
     @property
     def measures_documents(self) -> bool:
-        """Whether any filter is on that measures each document alone (all filters but near_duplicates)."""
+        """Whether at least one filter other than near_duplicates is on. These other filters measure one document at a
+        time."""
         others = ("near_duplicates", "keep_rejects")
         return any(value is not None for name, value in self.__dict__.items() if name not in others)
 
@@ -309,8 +310,8 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """The largest number of masked positions in a row: max_predictions, or the default of this setting if it is
-        null."""
+        """The largest number of masked positions in a row: max_predictions, or, if this setting is null,
+        masked_probability x max_seq_length rounded up."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
