@@ -21,7 +21,8 @@ _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "d
 
 
 def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None:
-    """Raise ConfigError if the engine's packages or address are missing, or if Beam options name another runner."""
+    """Raise ConfigError if the engine's packages or address are missing, or if the engine is not local and Beam options
+    choose another runner."""
     if config.engine == "local":
         return
     missing = [name for name in _PACKAGES[config.engine] if find_spec(name) is None]

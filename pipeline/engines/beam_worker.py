@@ -79,6 +79,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH for workers, with which they import the same `pipeline` as this process, installed or not."""
+    """Return a PYTHONPATH with which workers import the same `pipeline` package as this process, even if the package is
+    not installed."""
     before = os.environ.get("PYTHONPATH")
     return f"{_ROOT}{os.pathsep}{before}" if before else _ROOT

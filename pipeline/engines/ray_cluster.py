@@ -227,8 +227,8 @@ class DaskWorker:
 
 
 def _serve(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine that `make` returns in a thread. When the coroutine ends, the process exits and Ray restarts
-    the actor."""
+    """Start a thread that runs the coroutine that `make` returns. When the coroutine ends, the process exits and Ray
+    restarts the actor."""
 
     def run() -> None:
         try:

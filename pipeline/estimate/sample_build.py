@@ -136,8 +136,8 @@ def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
     """Divide the units (parts of the input) into as many groups as possible (at most _GROUPS), each with at least two
     distinct documents.
 
-    Return for each group the indexes of its units in `extents`, which has, for each unit, the ranges of spill files
-    with its documents. Return no group if all units together have fewer than two distinct documents.
+    `extents` has, for each unit, the ranges of spill files that hold the unit's documents. Return, for each group, the
+    indexes of its units in `extents`. Return no group if all units together have fewer than two distinct documents.
     """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]

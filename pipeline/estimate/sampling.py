@@ -47,8 +47,7 @@ _NO_PART = 1 << 40
 class Unit:
     """A part of the input that can be read alone: a split, or book number `member` of a compressed archive.
 
-    `size` is in bytes, measured in the same way as Frame.size. `begins` is true if the unit is only the beginning of a
-    compressed stream.
+    `size` is in bytes. `begins` is true if the unit is only the beginning of a compressed stream.
     """
 
     split: Split
@@ -77,8 +76,8 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return the frame of `source` (all its units, the parts that can be read alone), which is number `index` in the
-    config. Compressed archives are decompressed once; little or nothing of other files is read."""
+    """Return the frame of `source`, which lists all its units (parts that can be read alone). `index` is the index of
+    the source in the config. Compressed archives are decompressed once; little or nothing of other files is read."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -146,18 +145,17 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
 
 
 def _list_members(path: str, *, source: int) -> list[Unit]:
-    """Return the books of the compressed archive `path` as units (parts of the input that can be read alone). To learn
-    their sizes, it reads the whole archive. `source` is the index of the source in the config."""
+    """Return the books of the compressed archive `path` as units (parts of the input that can be read alone). The whole
+    archive is read, because the sizes of the books are needed. `source` is the index of the source in the config."""
     whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """Return the CPU seconds that reading through the whole stream takes without making documents.
+    """Return the CPU seconds needed to read through a whole compressed stream without making documents from it.
 
-    The time is measured on the beginning of the stream (`unit`), with a split that takes almost no document, and scaled
-    to the whole stream.
+    `unit` is the beginning of the stream. The time is measured on this beginning, and scaled to the whole stream.
     """
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})

@@ -2,8 +2,8 @@
 
 A model that learns a shortcut need not read. A rule puts each row into a cell, such as (source of A, source of B), and
 answers with the label that is more frequent in that cell. The rule is fitted on one half of the rows and measured on
-the other half, then the other way round. It needs only the numbers of rows by (cell, half, label), and these add up
-over shards. A million tokens take 60 ms, most of it for shared words.
+the other half, then the other way round. To measure a rule, only the numbers of rows by (cell, half, label) are needed,
+and these numbers add up over shards. A million tokens take 60 ms, most of it for shared words.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of one shortcut: the share of `rows` labelled rows for which its guess is right."""
+    """The accuracy of the shortcut called `rule`: the share of `rows` labelled rows for which its guess is right."""
 
     rule: str
     accuracy: float
@@ -98,8 +98,9 @@ def count_shortcuts(
 
 
 def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
-    """Return the accuracy of each shortcut in `counts` and of the rule "language", in the order of RULES.
+    """Return the accuracy of each shortcut (rule that guesses the label), in the order of RULES.
 
+    `counts` has the counts of each rule except "language", whose counts are computed from those of "source".
     `languages` has the language of each source.
     """
     known = {**counts}
