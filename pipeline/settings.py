@@ -359,8 +359,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (`item` from pydantic) concerns an override, which means that it is at one of the overridden
-    `keys`, or that its message `line` names one of these keys."""
+    """Whether a fault (`item` from pydantic) concerns an override. It does if it is at one of `keys`, which are the
+    overridden keys, or if its message `line` names one of these keys."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))

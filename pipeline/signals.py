@@ -25,8 +25,8 @@ class TerminatedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """A request to stop, which as a bool is true once SIGINT or SIGTERM was received. A second signal raises an
-    exception."""
+    """A request to stop. As a bool, it is false until SIGINT or SIGTERM is received, and then true. A second signal
+    raises an exception."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -58,8 +58,8 @@ class StopRequest:
 def catch_interrupts() -> Iterator[None]:
     """Raise TerminatedError in the `with` block at SIGTERM, and KeyboardInterrupt at SIGINT.
 
-    A signal is left as it is if it is ignored or if other code has set a handler for it. Outside the main thread,
-    nothing is done, because only the main thread receives signals.
+    If a signal is ignored, or if other code has set a handler for it, its handling is not changed. Outside the main
+    thread, nothing is done, because only the main thread receives signals.
     """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():

@@ -131,7 +131,7 @@ def connect(cluster: DaskCluster) -> Iterator[Client]:
 
 def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
     """Wait until `futures`, the results of the graph's tasks, are done. Raises a task's error, PassingError if the
-    cluster has no worker for cluster.wait_s, or LostSchedulerError."""
+    cluster is without workers for cluster.wait_s seconds, or LostSchedulerError if the scheduler is gone."""
     look, alone_since = time.monotonic(), None
     while not all(future.done() for future in futures):
         time.sleep(_POLL_S)

@@ -65,8 +65,8 @@ def count_shortcuts(
     max_seq_length: int,
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
-    """Count rows for every shortcut. Return a dict from the name of each rule to a Counter: the number of labelled rows
-    by code, where code = 4 * cell + 2 * half + label.
+    """Count rows for every shortcut (a rule that guesses the next-sentence label). Return a dict from the name of each
+    rule to a Counter: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
 
     The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
