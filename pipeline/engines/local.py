@@ -111,8 +111,8 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """If the block fails, raise the error that a worker wrote to the folder `exchange` instead of the engine's
-    error."""
+    """If the block fails and a worker has written its error to the folder `exchange`, raise that error. Otherwise the
+    error of the block (the engine's error) passes."""
     try:
         yield
     except Exception as error:

@@ -31,10 +31,10 @@ which no text is repeated. The reason is that a shard with few documents compres
 class Measured:
     """Holds measurements of the sample of one source.
 
-    `units` has a dict for each unit (part of the input) read, with the keys size, count, documents, characters,
-    document_tokens, temporary_bytes and read_cpu_s. `groups` has a dict for each shard, made from a group of units,
-    with the keys size, count, rows, tokens, bytes, pair_bytes, mask_bytes and write_cpu_s. In both, "size" is the
-    summed size of the units, and "count" is the number of units.
+    `units` has a dict for each unit (part of the input) read, with the keys `size`, `count`, `documents`, `characters`,
+    `document_tokens`, `temporary_bytes` and `read_cpu_s`. `groups` has a dict for each shard, made from a group of
+    units, with the keys `size`, `count`, `rows`, `tokens`, `bytes`, `pair_bytes`, `mask_bytes` and `write_cpu_s`. In
+    both, `size` is the summed size of the units, and `count` is the number of units.
     """
 
     frame: Frame

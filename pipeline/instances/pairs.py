@@ -274,8 +274,8 @@ def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) ->
     """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
     document.
 
-    The document is drawn uniformly. If it is number `but`, it is drawn again, up to ten draws in all. The first unit is
-    drawn uniformly. The segment ends when it has `length` tokens, or with the document.
+    The document is drawn uniformly, and drawn again while it is number `but`, but at most ten times in all. The first
+    unit is drawn uniformly. The segment ends when it has `length` tokens, or with the document.
     """
     for _ in range(_TRIES):
         index = rng.randint(0, len(corpus.documents) - 1)

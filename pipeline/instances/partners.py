@@ -91,14 +91,16 @@ def cut_chunks(
     is_alone: bool,
     rng: random.Random,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a document, at least one, each with a fair coin for its label (`negative`).
+    """Yield the chunks of a document, at least one. A chunk is a first segment A and the place where its true next
+    segment begins.
 
-    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. `is_alone` says that
-    no other document has the same source; then no chunk is negative. Units are added to a chunk until it reaches a
-    target length. The target is `room` tokens or, with probability `short_sequence_probability`, a uniformly drawn
-    number from 2 to `room`. A uniformly drawn number of the units becomes A. After a negative, the units of the true
-    next start the next chunk. If only the document's last unit remains for a chunk, this unit becomes the true next,
-    and the units before it are used again as A.
+    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. A fair coin decides
+    whether a chunk is `negative` (is to get a wrong next segment). If `is_alone` is true (no other document has the
+    same source), no chunk is negative. Units are added to a chunk until it reaches a target length. The target is
+    `room` tokens or, with probability `short_sequence_probability`, a uniformly drawn number from 2 to `room`. A
+    uniformly drawn number of the units becomes A. After a negative chunk, the units of the true next start the next
+    chunk. If only the document's last unit remains for a chunk, this unit becomes the true next, and the units before
+    it are used again as A.
     """
     last = len(bounds) - 1
     begin = ordinal = 0
@@ -262,7 +264,7 @@ def _choose_in_source(
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
-    """Return, for each of the random numbers `draw`, an integer from 0 to its entry of `bounds` minus 1."""
+    """Return an integer for each random number in `draw`: at least 0, and less than the number's entry in `bounds`."""
     return (((draw >> np.uint64(32)) * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 

@@ -53,8 +53,8 @@ class Corpus:
 
 
 def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
-    """Return how many tokens of text fit into a row, besides [CLS] and the [SEP]s (one if `next_sentence` is none, else
-    two)."""
+    """Return how many tokens of text fit into a row. The rest of the row is for [CLS] and one [SEP] if `next_sentence`
+    is none, otherwise for [CLS] and two [SEP]s."""
     return max_seq_length - (2 if next_sentence == "none" else 3)
 
 

@@ -110,8 +110,8 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Return two lists of rules: those to warn of, and those that make a build fail. Their accuracy and number of rows
-    decide. Rules that read the text (OF_THE_TEXT) are in neither list."""
+    """Return two lists of rules: those to warn of, and those that make a build fail. The accuracy of a rule and its
+    number of rows decide whether it is in a list. Rules that read the text (OF_THE_TEXT) are in neither list."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]

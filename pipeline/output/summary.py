@@ -175,8 +175,8 @@ class TokenReader:
         self._kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
 
     def read(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """Return for each of the token ids `ids` a pair: the token's text, and whether it joins the previous token
-        without a space."""
+        """Return a pair for each token id in `ids`: the token's text, and whether it joins the previous token without a
+        space."""
         texts: list[tuple[str, bool]] = []
         inside = False
         for index in ids:

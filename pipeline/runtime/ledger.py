@@ -1,4 +1,4 @@
-"""Records of finished pieces of a build (splits read, shards written), so that a later start resumes there.
+"""Records of finished pieces of a build (splits read, shards written), so that a later start need not make them again.
 
 A record appears by one rename after the files of its piece are complete. Nothing in a record is trusted: a piece counts
 as finished only if its files and the record still match their hashes. So each file is read once more.

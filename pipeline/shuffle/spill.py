@@ -79,8 +79,8 @@ class Extent:
 class Index:
     """The documents of some extents (byte ranges of spill files), in file order.
 
-    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document. `sources`, uint16[n], has
-    indexes into config.source_names.
+    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) its number of tokens. `sources`
+    (uint16[n]) has the index of each document's source in config.source_names.
     """
 
     ids: npt.NDArray[np.uint8]
