@@ -1,7 +1,7 @@
 """Data that flows through the pipeline before pairing: documents, items left out, and splits (parts) of the input.
 
-All objects can be pickled. The id of a document is a hash of its cleaned text alone, so it depends neither on paths nor
-order.
+All objects can be pickled. The id of a document is a hash of nothing but its cleaned text, so it depends neither on
+paths nor order.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Estimate:
 
     `bytes` is the size of all shards, `pair_bytes` their size without masks, and `temporary_bytes` the size of OUT/_tmp
     during the build. `cpu_s` and `wall_s` are CPU and wall-clock seconds. `worker_bytes` is the peak memory of a
-    worker. The input has `sample_of_units` units (parts that can be read alone). The sample is `sample_units` of them,
-    with `sample_characters` characters, and took `sample_s` seconds. `whole` is true if the sample is all of the input.
-    `vocabulary` describes the vocabulary used.
+    worker. The input has `sample_of_units` units (parts that can be read without the rest). The sample is
+    `sample_units` of them, with `sample_characters` characters, and took `sample_s` seconds. `whole` is true if the
+    sample is all of the input. `vocabulary` describes the vocabulary used.
     """
 
     documents: float

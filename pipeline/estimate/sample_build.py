@@ -54,8 +54,8 @@ class Measured:
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
     """Read `units` (the sample of the source that `frame` describes), build shards of them, and return the
-    measurements. A unit is a part of the input that can be read alone. If the units have fewer than two distinct
-    documents, no shard is built."""
+    measurements. A unit is a part of the input that can be read without the rest. If the units have fewer than two
+    distinct documents, no shard is built."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []

@@ -193,8 +193,8 @@ def pair_document(
     it is random_document, a negative consists of consecutive units of another document, from a uniformly drawn unit on;
     the rest of the chunk, which is then unused, starts the next chunk.
 
-    With rules.balance_labels a chunk takes a second unit even if the first alone reaches the target. If only the
-    document's last unit remains for a chunk, this unit becomes B, and the units before it are used again as A.
+    With rules.balance_labels a chunk takes a second unit even if the first unit by itself reaches the target. If only
+    the document's last unit remains for a chunk, this unit becomes B, and the units before it are used again as A.
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1

@@ -1,9 +1,9 @@
 """Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
 An extent is a byte range of a spill file with documents of one bucket (group). It has two Arrow messages: an index (id,
-number of tokens and origin of each document), which can be read alone, and the tokens. Only names and offsets cross
-Beam's shuffle, because FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there. A writer holds at
-most FLUSH_TOKENS tokens and one more document in memory.
+number of tokens and origin of each document), which can be read without the tokens, and the tokens. Only names and
+offsets cross Beam's shuffle, because FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there. A
+writer holds at most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
