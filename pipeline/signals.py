@@ -40,8 +40,8 @@ class StopRequest:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal. The first signal is remembered; the second raises the exception that belongs to the first
-        (see `interrupt`)."""
+        """Handle a signal. The first signal is only remembered. A second signal raises the exception of the first:
+        TerminatedError for SIGTERM, else KeyboardInterrupt."""
         if self.signal_number is not None:
             self.interrupt()
         self.signal_number = number

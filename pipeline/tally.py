@@ -226,8 +226,8 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
 
 
 def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
-    """Return the statistics of train or validation for the manifest, by name. Rates are fractions, or None if nothing
-    was counted.
+    """Return the statistics of one part of the data set (train or validation), as a dict for the manifest. Rates are
+    fractions, or None if nothing was counted.
 
     `tally` has the counts of the rows, and `mask_sets` is the number of mask sets of each row.
     """

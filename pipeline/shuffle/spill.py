@@ -49,8 +49,8 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Says for people where a document comes from: `source` is an index into config.sources, and `text` is the
-    document's text or its beginning."""
+    """Says for people where a document comes from. `source` is an index into config.sources, `name` is the document's
+    name, and `text` is its text or the beginning of its text."""
 
     source: int = 0
     name: str = ""
