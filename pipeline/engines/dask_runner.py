@@ -140,7 +140,8 @@ class Group(transform_evaluator.DaskBagOp):
     """Translates a Beam GroupByKey to Dask with two tasks per partition. Dask's own translation takes one task per pair
     of partitions.
 
-    The cost: each worker fetches all the data, 100 bytes per bucket and split, 25 MB for 16 GB of text.
+    In return, every worker fetches all the data to be grouped. These are 100 bytes for each bucket of each split: 25 MB
+    for 16 GB of text.
     """
 
     def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
@@ -237,8 +238,8 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """Return the unpickled step. If it is the first step of a run in this thread, check the worker, and drop the steps
-    of the previous run."""
+    """Return the unpickled step. If it is the first step of a run in this thread, check that the worker has the right
+    code and folder (check_worker), and drop the steps of the previous run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -284,7 +285,7 @@ def _holding(context: RunContext) -> Iterator[None]:
 
 
 def count_working(folder: str) -> int:
-    """Return how many steps are running in this process that belong to the run with the folder `folder`."""
+    """Return how many steps of the run with the folder `folder` are running in this process."""
     return _working[folder]
 
 

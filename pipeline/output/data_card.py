@@ -133,8 +133,8 @@ def _list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def _describe_text(text: Mapping[str, str]) -> str:
-    """Return a sentence that says how the tokenizer treats case, accents and Hangul. `text` has a word for each of
-    these (from tokenizer.describe_text)."""
+    """Return a sentence that says how the tokenizer treats case, accents and Hangul. `text` (from
+    tokenizer.describe_text) maps "case", "accents" and "hangul" to one word each."""
     case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
     hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is split into jamo"}[text["hangul"]]
     return f"{case}, accents are {text['accents']}, {hangul}."

@@ -1,9 +1,9 @@
 """Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
 An extent is a byte range of a spill file with documents of one bucket (group). It has two Arrow messages: an index (id,
-number of tokens and origin of each document), which can be read alone, and the tokens. Only names and offsets cross
-Beam's shuffle, because FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there. A writer holds at
-most FLUSH_TOKENS tokens and one more document in memory.
+number of tokens and origin of each document), which can be read without the tokens, and the tokens. Only names and
+offsets cross Beam's shuffle, because FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there. A
+writer holds at most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Says for people where a document comes from: `source` is an index into config.sources, and `text` is the
-    document's text or its beginning."""
+    """Says for people where a document comes from. `source` is an index into config.sources, `name` is the document's
+    name, and `text` is its text or the beginning of its text."""
 
     source: int = 0
     name: str = ""
@@ -79,8 +79,8 @@ class Extent:
 class Index:
     """The documents of some extents (byte ranges of spill files), in file order.
 
-    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document. `sources`, uint16[n], has
-    indexes into config.source_names.
+    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) its number of tokens. `sources`
+    (uint16[n]) has the index of each document's source in config.source_names.
     """
 
     ids: npt.NDArray[np.uint8]
