@@ -82,11 +82,9 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits; yields (part, run) for each part that has words. A run has
-    sorted counts.
-
-    Words are divided into parts by hash.
-    """
+    """Beam step: counts the words of a group of splits (ranges of input files). Words are divided into parts by hash.
+    The step yields (part, run) for each part that has words. A run is a file range with the sorted counts of the
+    part."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
         with report_failure(self.context.exchange):
@@ -117,10 +115,10 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that pass the filters of a build with the same settings. A build also removes
-    duplicate documents, but their words are counted here.
+    """Count the words of the documents in `splits`, and return the runs (ranges of files) that hold the counts.
 
-    Return the runs (ranges of files) that hold the counts.
+    Only documents that pass the filters of a build with the same settings are counted. A build also removes duplicate
+    documents, but their words are counted here.
     """
     normalizer, splitter = word_rules(context.config.vocabulary)
     name = Path(splits[0].path).name[:40]

@@ -167,9 +167,9 @@ class MergeTable:
     def _candidates(self, min_count: int) -> Int64s:
         """Return the numbers of the pairs that occur at least `min_count` times.
 
-        Not every pair is looked at. A list of the frequent pairs is made every _REFRESH_EVERY merges. Between two
-        lists, only the pairs in the last list and the pairs created after it are looked at. No pair is missed, because
-        a pair's count only falls after the merge that created the pair.
+        Not every pair is looked at. A list of the frequent pairs is made every _REFRESH_EVERY merges. Until the next
+        list is made, only two kinds of pairs are looked at: those in the list, and those created after the list. No
+        pair is missed, because a pair's count only falls after the merge that created the pair.
         """
         size = len(self._pairs)
         if min_count != self._threshold or self._steps % _REFRESH_EVERY == 0:

@@ -1,7 +1,8 @@
-"""Renders templates that cite, doubt or sound: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x.ogg|label}}. Pure.
+"""Renders templates for citations, doubted text and sounds: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x.ogg|label}}.
+Pure.
 
-Marks of doubt wrap the doubted text in most wikis, and stand behind it in English. A renderer returns "" if the
-template shows nothing, or None if it does not understand the arguments.
+A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia it stands behind the
+text. A renderer returns "" if the template shows nothing, or None if it does not understand the arguments.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def wrapped(arguments: Arguments) -> str | None:
 
 
 def doubted(arguments: Arguments) -> str | None:
-    """Render the text that a mark of doubt ({{cn|text}}) wraps, or "" if the mark stands alone or has only a date.
+    """Render a template that marks its text as doubtful, such as {{cn|text}}, as the text. Return "" if the template
+    has no text, or has only a date.
 
     Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
     """
@@ -145,8 +147,8 @@ def _parts_of_verse(arguments: Arguments) -> tuple[str, str, str]:
 
 
 def sound(position: int) -> Renderer:
-    """Return a renderer of a sound, which shows its label (argument `position`). A label that only says "listen" is a
-    button and no text."""
+    """Return a renderer of a sound, which shows the sound's label (argument `position`). It shows nothing if there is
+    no label, or if the label only says "listen", because such a label is a button."""
 
     def render(arguments: Arguments) -> str | None:
         label = arguments.at(position)

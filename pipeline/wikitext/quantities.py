@@ -161,7 +161,7 @@ def measure(arguments: Arguments) -> str | None:
 
 
 def scientific(arguments: Arguments) -> str | None:
-    """Render {{exp|1.9|19}} as a number times a power of ten, or return None without both."""
+    """Render {{exp|1.9|19}} as a number times a power of ten. Return None unless both arguments are given."""
     if not arguments.at(1) or not arguments.at(2):
         return None
     return f"{arguments.at(1)}\u00d710" + raise_digits(arguments.at(2).replace("-", "\u2212"))
