@@ -138,8 +138,8 @@ def hold(
 
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
-    """Run the block only if `token` has the lease on `folder`, and let nobody take over the lease inside the block (on
-    a store: only check the token right before the block). Raises LeaseError if `token` does not have the lease.
+    """Run the block only if `token` has the lease on `folder`, and raise LeaseError otherwise. In a local folder,
+    nobody can take over the lease while the block runs. On a store, the token is only checked right before the block.
 
     If `token` is None nothing is checked, for callers whose folder nobody else uses. `name` is the output in messages.
     """
@@ -380,8 +380,8 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
 
 
 def _stands(path: Path, *, as_descriptor: int) -> bool:
-    """Return whether `path` still names the open file with the descriptor `as_descriptor`. It does not after a holder
-    gave the lease back, because the holder then removes the file."""
+    """Return whether `path` still names the open file with the descriptor `as_descriptor`. The answer is False after a
+    holder gave the lease back, because the holder then removes the file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(as_descriptor))
     except FileNotFoundError:

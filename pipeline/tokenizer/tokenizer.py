@@ -290,8 +290,8 @@ def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
-    """Raise ValueError naming `origin` if the tokenizer fails on text outside its vocabulary, which WordLevel and
-    Unigram models without [UNK] do."""
+    """Raise ValueError naming `origin` if the tokenizer fails on text outside its vocabulary. WordLevel and Unigram
+    models without [UNK] fail on such text."""
     try:
         backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception

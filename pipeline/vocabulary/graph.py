@@ -94,9 +94,9 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted files of word counts) of a part (a share of all words, by hash).
+    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, by hash).
 
-    Yields a list with the path of one new file, which has the part's most frequent words.
+    Yields a list with the path of one new file, which has the most frequent words of the part.
     """
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
@@ -105,8 +105,8 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Beam step: joins the files of all parts into the file WORDS_NAME. The main process reads that file, because an
-    engine cannot return values."""
+    """Beam step: joins the files of MergeRuns, which have the most frequent words of each part, into the file
+    WORDS_NAME. The main process reads this file, because an engine cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):

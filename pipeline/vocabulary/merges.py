@@ -1,8 +1,8 @@
 """Merges adjacent symbols in counted words, one pair at a time: the inner loop of WordPiece and BPE training.
 
 Flat arrays hold all words as linked lists of symbols. A merge updates only the pairs that it changes, so a merge costs
-about 0.3 ms instead of a pass over all words. The result is deterministic: of several pairs with the best score, the
-more frequent pair is merged, then the first in code point order.
+about 0.3 ms instead of a pass over all words. The result is deterministic: if several pairs have the best score, the
+most frequent of them is merged. If several are equally frequent, the first in code point order is merged.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Return those of the sorted places `place` at which a pair can be merged without overlap. The places of a pair
-        of equal symbols overlap in text like a a a a; of these, the first, third, ... are returned."""
+        """Return those places in `place` at which a pair can be merged without overlap. `place` has the sorted places
+        where the pair occurs. Only the places of a pair of equal symbols overlap, in text like a a a a. Of such places,
+        the first, third, ... are returned."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))

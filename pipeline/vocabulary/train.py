@@ -169,7 +169,7 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
 
 
 def check_name(path: Path, *, settings: VocabularyConfig) -> None:
-    """Raise ConfigError if a vocabulary of this algorithm cannot be written to `path`."""
+    """Raise ConfigError if a vocabulary of the algorithm in `settings` cannot be written to `path`."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":

@@ -42,10 +42,10 @@ class Run(NamedTuple):
 
 
 class WordCounter:
-    """Counts the words of sentences, found by a tokenizer's normalizer and pre-tokenizer (`splitter`).
+    """Counts the words in sentences. A tokenizer's normalizer and pre-tokenizer (`splitter`) decide what a word is.
 
-    It writes runs (sorted counts) to new files in `folder`. If its with block raises an error, these files are removed.
-    File names are `name` plus a random part, so that two attempts never write the same file.
+    The counts go to new files in `folder`, as runs (sorted counts). If the with block of the counter raises an error,
+    these files are removed. File names are `name` plus a random part, so that two attempts never write the same file.
     """
 
     def __init__(

@@ -45,7 +45,8 @@ _PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
 
 
 def wrapped(arguments: Arguments) -> str | None:
-    """Render the text that a template wraps: its first argument, or the one named text. Return None without a text."""
+    """Render the text that a template wraps. This is the first argument, or else a named argument such as text=. Return
+    None without a text."""
     return arguments.at(1) or next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), None)
 
 
@@ -70,7 +71,8 @@ _PAGES = (("p", "p. "), ("pp", "pp. "), ("page", "p. "), ("pages", "pp. "), ("s"
 
 
 def _short_citation(arguments: Arguments) -> tuple[str, str, str] | None:
-    """Return the authors, the year and the place of a short citation, each perhaps "", or None without authors."""
+    """Return (authors, year, place) of a short citation. The year and the place are "" if they are missing. Return None
+    if there are no authors."""
     filled = arguments.filled()
     year = filled.pop() if len(filled) > 1 and re.match(r"(?:c\. )?\d|n\.d", filled[-1]) else ""
     if not filled:
@@ -102,7 +104,8 @@ def bracketed_citation(arguments: Arguments) -> str | None:
 
 
 def cited_work(arguments: Arguments) -> str | None:
-    """Render the Italian {{Cita|key|p. 5|label}} as its label, or else its key, and the page."""
+    """Render the Italian {{Cita|key|p. 5|label}} as the label and the page. Without a label, the key is shown in its
+    place."""
     label = arguments.at(3) or arguments.at(1)
     return ", ".join(filter(None, (label, arguments.at(2)))) if label else None
 

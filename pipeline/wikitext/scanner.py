@@ -213,8 +213,9 @@ _VARIANT_RULE = re.compile(r"\s*([a-z-]+)\s*:\s*([^;]*)")
 
 
 def _resolve_variants(text: str, *, language: str) -> str:
-    """Return `text` with language variants resolved. -{zh-hans:x;zh-hant:y}- becomes the variant for `language` or a
-    default, and -{x}- becomes x. -{FLAGS|...}- becomes nothing if FLAGS contain T, H, D, N or - but not A."""
+    """Return `text` with language variants resolved. -{zh-hans:x;zh-hant:y}- becomes the variant for `language`, or a
+    default if there is no such variant, and -{x}- becomes x. -{FLAGS|...}- becomes nothing if FLAGS contain T, H, D, N
+    or - but not A."""
     if "-{" not in text:
         return text
 

@@ -62,7 +62,8 @@ def wikis_of(language: str) -> tuple[str, ...]:
 
 
 def find_renderer(name: str, *, language: str) -> Renderer | None:
-    """Return the renderer of the template `name` (in the form of fold_name) in a wiki, or None if it is unknown."""
+    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki of `language`, or None if it is
+    unknown."""
     renderer = _renderers(language).get(name)
     if renderer is not None:
         return renderer

@@ -82,7 +82,8 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
 
 
 def _language_renderer(name: str, head: str, *, page: TemplatePage) -> Renderer | None:
-    """Return the renderer of a template that is named by a language, such as {{lang-de|text}}, or None."""
+    """Return the renderer of a template that is named by a language, such as {{lang-de|text}}. Return None for any
+    other template."""
     if name in language_codes() and (
         head == name or "en" not in wikis_of(page.language)
     ):  # without a text, the template only marks a source's language
