@@ -132,8 +132,8 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield a document for each article of a split, in order, and a Drop for every page that is not an article and
-    every sentence left out.
+    """Yield a document for each article of a split, in order. Between them, yield a Drop (a counted omission) for every
+    page that is not an article, and for every sentence that is left out.
 
     Raises RuntimeError naming file and page if the conversion has a bug.
     """

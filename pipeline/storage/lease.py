@@ -230,7 +230,8 @@ def release(folder: StrPath, *, token: str) -> None:
 
 
 def identify(*, timeout_s: int) -> Holder:
-    """Return this process as a Holder with a new token. Others may take over after `timeout_s` without a heartbeat."""
+    """Return this process as a Holder with a new token. Other commands may take over its lease after `timeout_s`
+    without a heartbeat."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return Holder(**asdict(identify_process()), token=secrets.token_hex(16), since=since, timeout_s=timeout_s)
 

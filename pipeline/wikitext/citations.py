@@ -1,8 +1,8 @@
-"""Renders templates for citations, doubted text and sounds: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x.ogg|label}}.
-Pure.
+"""Renders templates of citations, doubted text and sounds, such as {{harvtxt|Boole|1854}} and {{cn|text}}. Pure.
 
-A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia it stands behind the
-text. A renderer returns "" if the template shows nothing, or None if it does not understand the arguments.
+A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia, such a template
+stands behind the text. A renderer returns "" if the template shows nothing, or None if it does not understand the
+arguments.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds what a template shows by its name and wiki. A name can mean different things: {{s|XIX}} is a century in French
 and a stub in Italian.
 
-Each line of templates.tsv gives names of templates, the wikis in which they hold, and the renderer for them. The wiki
-`*` stands for all wikis, because names are copied from the English Wikipedia to most others. If several lines have a
-name, a wiki's own line counts first, then a line of the wiki that it copies from (_COPIES), then a line with `*`. The
+Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them. The
+wiki `*` stands for all wikis, because names are copied from the English Wikipedia to most others. If several lines have
+a name, a wiki's own line counts first, then a line of the wiki that it copies from (_COPIES), then a line with `*`. The
 patterns here match whole families of names (infobox ..., ... needed).
 """
 

@@ -115,8 +115,8 @@ def _arguments(rest: str | None, *, language: str) -> Arguments:
 
 def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> str | None:
     """Return the text of a parser function, or of a variable with an argument: {{formatnum:1234}}, {{lc:X}},
-    {{DEFAULTSORT:x}}. `head` is the text before the first |, `name` is the folded form of `head`, and `rest` is the
-    text after the |. Return "" if the function shows nothing, and None if it is unknown."""
+    {{DEFAULTSORT:x}}. `head` is the text before the first |, `name` is `head` as fold_name returns it, and `rest` is
+    the text after the |. Return "" if the function shows nothing, and None if it is unknown."""
     function = name.partition(":")[0]
     value = head.partition(":")[2].strip()
     if function in _CASES:
