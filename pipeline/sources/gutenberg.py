@@ -89,9 +89,10 @@ def _after_paragraph(lines: list[str], first: int) -> list[str]:
 
 
 def _wrap_width(lines: list[str]) -> int:
-    """Return the width at which the lines of a file are wrapped (a length that about 5% of them exceed at most), or 0
-    if they are not wrapped. Lines are not wrapped if that width is above _LONGEST_WRAPPED. They are not wrapped either
-    if at least half of the lines that have another line directly after them are shorter than 70% of the width."""
+    """Return the width at which the lines of a file are wrapped, or 0 if they are not wrapped. The width is a length
+    that at most about 5% of the lines exceed. The lines are not wrapped if this width is above _LONGEST_WRAPPED. They
+    are not wrapped either if at least half of the lines that have another line directly after them are shorter than 70%
+    of the width."""
     lengths = sorted(len(line) for line in lines if line)
     if not lengths:
         return 0
@@ -105,7 +106,8 @@ def _wrap_width(lines: list[str]) -> int:
 
 def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
     """Divide the lines into blocks, and return the paragraphs that _join_block makes of each block. A block ends before
-    a blank line, or before an indented line that follows a line without indent. `width` is the wrap width."""
+    a blank line, or before an indented line that follows a line without indent. `width` is the number of characters at
+    which the lines are wrapped."""
     paragraphs: list[str] = []
     block: list[str] = []
     was_indented = False

@@ -85,7 +85,8 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
 
 
 def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
-    """Return (normalizer, pre-tokenizer), the library's objects for training a vocabulary.
+    """Return (normalizer, pre-tokenizer). These objects of the `tokenizers` library say how text is divided into words
+    when a vocabulary is trained.
 
     Stripping accents decomposes characters, also Hangul syllables into jamo (letters). Afterwards the text is composed
     again, unless the settings ask for jamo.
@@ -106,7 +107,8 @@ def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
 def describe_text(backend: Tokenizer) -> dict[str, str]:
     """Return how the tokenizer treats text, found by trying single characters.
 
-    The dict has the keys case ("lowered" or "kept"), accents ("removed" or "kept") and hangul ("syllables" or "jamo").
+    The dict has three keys: "case" ("lowered" or "kept"), "accents" ("removed" or "kept") and "hangul" ("syllables" or
+    "jamo").
     """
 
     def normalize(text: str) -> str:
@@ -126,8 +128,8 @@ def is_composed(text: str) -> bool:
 
 
 def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
-    """Add the special tokens and the template [CLS] A [SEP] B [SEP] to `backend`. `special` maps pad, unk, cls, sep and
-    mask to their tokens."""
+    """Add the special tokens to `backend`, and the template [CLS] A [SEP] B [SEP] for pairs of texts. `special` maps
+    pad, unk, cls, sep and mask to their tokens."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
     cls, sep = special["cls"], special["sep"]
     backend.post_processor = processors.TemplateProcessing(

@@ -82,11 +82,9 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits; yields (part, run) for each part that has words. A run has
-    sorted counts.
-
-    Words are divided into parts by hash.
-    """
+    """Beam step: counts the words of a group of splits (ranges of input files). Words are divided into parts by hash.
+    The step yields (part, run) for each part that has words. A run is a file range with the sorted counts of the
+    part."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
         with report_failure(self.context.exchange):
@@ -96,9 +94,9 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted files of word counts) of a part (a share of all words, by hash).
+    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, by hash).
 
-    Yields a list with the path of one new file, which has the part's most frequent words.
+    Yields a list with the path of one new file, which has the most frequent words of the part.
     """
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
@@ -107,8 +105,8 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Beam step: joins the files of all parts into the file WORDS_NAME. The main process reads that file, because an
-    engine cannot return values."""
+    """Beam step: joins the files of MergeRuns, which have the most frequent words of each part, into the file
+    WORDS_NAME. The main process reads this file, because an engine cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):
@@ -117,10 +115,10 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that pass the filters of a build with the same settings. A build also removes
-    duplicate documents, but their words are counted here.
+    """Count the words of the documents in `splits`, and return the runs (ranges of files) that hold the counts.
 
-    Return the runs (ranges of files) that hold the counts.
+    Only documents that pass the filters of a build with the same settings are counted. A build also removes duplicate
+    documents, but their words are counted here.
     """
     normalizer, splitter = word_rules(context.config.vocabulary)
     name = Path(splits[0].path).name[:40]
