@@ -41,14 +41,15 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations (COMPARABLE).
+    """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations.
 
-    The loss is masked-LM plus next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out.
-    The last mapping contains the newest evaluation.
+    COMPARABLE lists the keys in which the records of comparable evaluations agree. The loss is masked-LM plus
+    next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out. The last mapping contains
+    the newest evaluation.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        labelled = record.get("nsp_accuracy") is not None  # if so, a next-sentence loss of null was not finite
+        labelled = record.get("nsp_accuracy") is not None  # if True, an nsp_loss of None was not finite
         if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {
