@@ -60,9 +60,9 @@ class Draft(Protocol):
         """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
     def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return the manifest entries (size and hash) of all files from those of `ranks` that have written their files.
+        """Return {rank: {file name: manifest entry}}. Those of `ranks` that are still writing files are absent.
 
-        The form is rank -> file name -> entry. Raises CheckpointError if one of `ranks` has failed.
+        A manifest entry is a file's size and hash. Raises CheckpointError if one of `ranks` has failed.
         """
 
     def seal(self, entries: Mapping[str, Any]) -> None:
@@ -171,7 +171,8 @@ class _FolderDraft:
     def is_committed(self) -> bool | None:
         """Return True if the draft was committed, False if it was abandoned, None if neither has happened yet.
 
-        A folder with this step's name may hold an earlier checkpoint. So its manifest must name this draft.
+        A folder with this step's name may hold an earlier checkpoint. The folder counts only if its manifest names this
+        draft.
         """
         if self.files.exists():
             return None

@@ -336,9 +336,9 @@ def restore_moved_aside(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return what the results may depend on: a dict of the versions of Python and libraries, and of the device's name.
+    """Return the version of "python", the version of each library under its name, and the name of the "device".
 
-    The keys are "python", the libraries' names and "device".
+    They are recorded because the results of a run may depend on them.
     """
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:

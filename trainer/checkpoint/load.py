@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 def find_together(run_dir: str | Path) -> Checkpoints:
     """List a run's checkpoints on rank 0 and return the list on every rank. Collective.
 
-    Before that, rank 0 gives checkpoints that a killed save had renamed their own names again. Raises CheckpointError
-    on every rank if the checkpoints cannot be listed.
+    A killed save may have left a checkpoint under a temporary name. Rank 0 first renames such checkpoints back. Raises
+    CheckpointError on every rank if the checkpoints cannot be listed.
     """
     found: Checkpoints | str | None = None
     if dist.get_rank() == 0:

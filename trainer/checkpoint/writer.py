@@ -357,7 +357,7 @@ def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> N
     """Remove old checkpoints and the remains of unfinished saves from a run.
 
     The run is now at `step`. If it went back there from a later step, checkpoints after `step` are removed too. `keep`
-    says which checkpoints stay. `logs` is the folder with the run's evaluations, which tell the best checkpoints.
+    says which checkpoints stay. `logs` is the folder with the run's evaluations, which show the best checkpoints.
     """
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders

@@ -1,8 +1,9 @@
 """The plan: the order in which a run reads its rows. It depends only on data set, seed and plan settings.
 
 The row groups of an epoch are permuted, and so are the rows inside each group. This sequence is cut into G lanes of
-equal length, which are read side by side. All lanes keep the pace (pairs per step) of the stated batch, across the ends
-of epochs. The plan is independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
+equal length, which are read side by side. On average over the steps, every lane gives its share of the stated pairs per
+step, also where one epoch ends and the next begins. The plan is independent of the world size: rank r of W takes the
+lanes l with l mod W = r. No I/O.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ class PlanState:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """Return the state from the dict `tree` that `to_tree` returned, even in an earlier version that had no phases.
+        """Return the state from `tree`, a dict that `to_tree` returned.
 
-        Unknown entries are ignored. `Plan.check` refuses the states of versions that order rows differently.
+        A dict from an earlier version, which had no phases, is accepted too. Unknown entries are ignored. `Plan.check`
+        refuses the states of versions that order rows differently.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
@@ -70,7 +72,10 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlices:
-    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order."""
+    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order.
+
+    Entry i of every column belongs to slice i.
+    """
 
     lane: NDArray[np.int64]
     """Lane that takes the rows."""
@@ -157,9 +162,9 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches each.
+        """Return [G], the number of pairs that each of the G lanes should have given after `rounds` steps.
 
-        Together they are `rounds` times the plan's pairs per step, rounded down.
+        The sum of these numbers is `rounds` times the plan's pairs per step, rounded down.
         """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))
@@ -242,7 +247,7 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Return [count] stored positions of a row group's rows, in the order in which `epoch` takes the rows."""
+    """Return [count], the indices of a row group's rows as stored, in the order in which `epoch` takes the rows."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 
