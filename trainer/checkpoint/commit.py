@@ -1,9 +1,9 @@
-"""Lets all ranks write one checkpoint together. Until the commit, which is one step, the checkpoint is called a draft.
+"""Lets all ranks write one checkpoint together. Until the checkpoint is committed, it is called a draft.
 
-On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename.
-There each attempt to save writes into a folder of its own, which counts only if the checkpoint's manifest names it. The
-manifest is written last, in one request. A later attempt at the same step replaces the manifest. Ranks signal each
-other by small files.
+A commit is one atomic operation. On a file system a draft is a hidden folder that one rename turns into the checkpoint.
+An object store has no rename. There each attempt to save writes into its own folder. The folder counts only if the
+checkpoint's manifest names it. The manifest is written last, in one request. A later attempt at the same step replaces
+the manifest. Ranks signal each other by small files.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ def choose_kept(
 ) -> set[int]:
     """Return those of `steps` whose checkpoints stay under the settings `config`.
 
-    Each of `rankings` maps step -> held-out loss. Losses of different rankings are not comparable, so the best
-    `config.keep_best` steps of each ranking stay.
+    The newest `config.keep_last` steps and the multiples of `config.keep_every_steps` stay. Each of `rankings` maps
+    step -> held-out loss, and the best `config.keep_best` steps of each ranking stay too. Losses of different rankings
+    are not comparable.
     """
     ordered = sorted(steps)
     kept = set(ordered[-config.keep_last :])

@@ -34,9 +34,10 @@ def part_name(rank: int, *, world_size: int) -> str:
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's slices, which must be on the CPU, and the states of its random generators into one file.
+    """Write a rank's slices (parts of flattened parameters and moments) and the states of its generators into one file.
 
-    `generators` maps "cpu" and "cuda" to states. Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
+    The slices must be on the CPU. `generators` maps "cpu" and "cuda" to the states of the random number generators.
+    Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
     """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}

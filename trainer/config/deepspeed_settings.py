@@ -89,7 +89,8 @@ class ZeroSettings(Settings):
     stage3_param_persistence_threshold: Elements | None = None
     """Parameters with fewer elements stay whole on every rank. For ZeRO 3."""
     stage3_model_persistence_threshold: Elements | None = None
-    """Maximum elements that stay whole under stage3_param_persistence_threshold. For ZeRO 3."""
+    """Maximum number of elements, over all parameters, that stay whole under stage3_param_persistence_threshold. For
+    ZeRO 3."""
     stage3_max_live_parameters: Elements | None = None
     """Maximum elements of parameters that are gathered at one time. For ZeRO 3."""
     stage3_max_reuse_distance: Elements | None = None

@@ -133,8 +133,8 @@ class Lengths:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
         Row lengths vary, so a lane may have given fewer pairs than are due from it. A backlog of `pairs` pairs on
-        average is accepted. By queueing theory (Kingman), micro-batches must then have room on average for `pairs`
-        pairs and half of `self.variation` more.
+        average is accepted. By queueing theory (Kingman), micro-batches must then have room, on average, for
+        `pairs` + `self.variation` / 2 pairs.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # `high` has room for any `pairs` pairs

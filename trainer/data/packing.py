@@ -21,7 +21,7 @@ from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The columns of n rows that were read at once, as read-only numpy views of Arrow's buffers.
+    """The columns of n rows that were read together, as read-only numpy views of Arrow's buffers.
 
     A column has the shape [n] unless stated otherwise.
     """

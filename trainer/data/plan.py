@@ -194,9 +194,10 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return an epoch's order: [R] indices of the row groups, and [R + 1] numbers of rows before each row group.
+        """Return the order in which an epoch takes the R row groups, and where each row group begins in this order.
 
-        Caches the result for one epoch.
+        The first array, [R], holds the indices of the row groups. The second, [R + 1], holds the number of rows before
+        each row group, and last the number of all rows. Caches the result for one epoch.
         """
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
@@ -236,10 +237,11 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """Return the lanes (of `lanes` equal parts of the rows) that a rank takes in each step, one for each micro-batch.
+    """Return the lanes that a rank takes in each step, one lane for each micro-batch.
 
-    The list has ceil(lanes / world_size) entries on every rank, so that all ranks process equally many micro-batches.
-    An entry of -1 means an empty micro-batch, because no lane is left for it.
+    `lanes` is the number of lanes, which are equal parts of the rows. The list has ceil(lanes / world_size) entries on
+    every rank, so that all ranks process equally many micro-batches. An entry of -1 means an empty micro-batch, because
+    no lane is left for it.
     """
     steps = -(-lanes // world_size)
     mine = range(rank, steps * world_size, world_size)

@@ -219,9 +219,10 @@ class MicroBatchStream:
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread.
+        """Yield the slices of row groups that this rank's lanes read, one epoch after another.
 
-        `cursors` maps each of these lanes to the rows that it has already taken of the first epoch.
+        `cursors` maps each of these lanes to the number of rows that it has already taken in the first of `epochs`.
+        Runs in the read-ahead thread.
         """
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
