@@ -132,7 +132,8 @@ def zero_stages_of(key: str) -> tuple[int, ...]:
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
     """Raise ValueError if `raw`, a run's `deepspeed` section, has a key that may not be set there.
 
-    Either the trainer's config has a field of its own for that key, or the key is refused. The message says what to do.
+    The trainer's config has a field of its own for such a key, or DeepSpeed's key must not be set at all. The message
+    says what to do.
     """
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():

@@ -3,8 +3,8 @@
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
 Micro-batches are as small as the stated batch allows. Because row lengths vary, some micro-batches take fewer pairs
-than the stated batch asks for, and later ones make up for them. The backlog of a lane is on average the number of pairs
-that the lane has to give in one step. Cost: 0.1 s.
+than the stated batch asks for, and later ones make up for them. So a lane has a backlog of pairs, on average as many as
+it has to give in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -200,8 +200,9 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
 def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, longest: int) -> int:
     """Return the number of lanes (equal parts of the rows, each of which gives one micro-batch to a step).
 
-    `pairs` is the number of pairs per step, and `longest` is the data set's max_seq_length. If `batch.tokens_per_slot`
-    is set, there are as many lanes as micro-batches of that many tokens are needed to hold `pairs` pairs.
+    `pairs` is the number of pairs per step, and `longest` is the data set's `max_seq_length`. If
+    `batch.tokens_per_slot` is set, each micro-batch has that many tokens, and there are enough lanes to hold `pairs`
+    pairs.
 
     If it is null, the number of lanes is a power of two, or `pairs` if that is smaller. There are enough lanes that a
     micro-batch has at most `batch.greatest_slot` tokens (null: LARGEST_DERIVED_MICRO_BATCH). If there are fewer than 8
@@ -227,7 +228,7 @@ def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: i
     """Return the token limit that a lane's micro-batches need to take `pairs` pairs each.
 
     If `exact`, every micro-batch has room for `pairs` pairs. Otherwise micro-batches take that many on average.
-    `longest` is the data set's max_seq_length.
+    `longest` is the data set's `max_seq_length`.
     """
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))
 

@@ -1,9 +1,9 @@
 """Checks that no phase evaluates on documents that the run, or the run it branched from, was trained on before.
 
 A phase is a part of a run with its own data set. A document is held out if the hash of its text is below
-validation_fraction. So if two data sets contain the same text, the data set with the smaller fraction trains on
-documents that the other data set holds out. Cost: reads the document ids of held-out rows, and of training rows only if
-the fractions permit such a leak.
+`validation_fraction`, a setting of the build. So if two data sets contain the same text, the data set with the smaller
+fraction trains on documents that the other data set holds out. Cost: reads the document ids of held-out rows, and of
+training rows only if the fractions permit such a leak.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Return views of the columns of `table`, which row_groups.read_slice returned for `epoch`."""
+        """Return views of the columns of `table`, which `row_groups.read_slice` returned for `epoch`."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)
@@ -162,7 +162,7 @@ def join_ranges(parts: list[RowRange]) -> MicroBatch:
 def _find_stop(starts: NDArray[np.integer], start: int, most: int) -> int:
     """Return the largest stop for which rows [start, stop) have at most `most` elements in all.
 
-    starts[i] is the index of the first element of row i.
+    `starts[i]` is the index of the first element of row i.
     """
     return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
 

@@ -172,8 +172,8 @@ class Plan:
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
-        lanes[i] has already taken cursors[i] rows of the epoch. The slices are in the order in which equally fast lanes
-        need them, so that one reader can serve all these lanes.
+        Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. The slices are in the order in which equally
+        fast lanes need them, so that one reader can serve all these lanes.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))

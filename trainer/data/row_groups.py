@@ -90,9 +90,9 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
-    The columns are input_ids, first_length, next_sentence_label, masked_positions, masked_inputs, source, shard,
-    row_group and row. In the columns masked_positions and masked_inputs, each row has one list, which belongs to the
-    chosen mask set. Raises RowGroupError, with shard, row group and remedy, if the row group cannot be read or
+    The columns are `input_ids`, `first_length`, `next_sentence_label`, `masked_positions`, `masked_inputs`, `source`,
+    `shard`, `row_group` and `row`. In `masked_positions` and `masked_inputs`, each row has one list, which belongs to
+    the chosen mask set. Raises RowGroupError, with shard, row group and remedy, if the row group cannot be read or
     differs from the manifest.
     """
     table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)

@@ -123,7 +123,7 @@ class MicroBatchStream:
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def pack(self) -> NDArray[np.int64]:
-        """Pack this rank's micro-batches of the next step, without communication: the first half of next_step.
+        """Pack this rank's micro-batches of the next step, without communication: the first half of `next_step`.
 
         Returns [6 + G] numbers. The first six are this rank's masked positions, pairs with a label, pairs, tokens,
         squared lengths and lost rows. The others are the cursors (rows taken) of the G lanes, 0 for lanes of other
@@ -164,7 +164,7 @@ class MicroBatchStream:
         return self._packed
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Advance the run's position and return the step: the second half of next_step.
+        """Advance the run's position and return the step: the second half of `next_step`.
 
         `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
         taken all its rows of this epoch. A step without pairs (all its rows are lost) is not counted as a step.
