@@ -162,7 +162,7 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G], the number of pairs that each of the G lanes should have given after `rounds` steps.
+        """Return [G], how many pairs each of the G lanes should have given in its first `rounds` micro-batches.
 
         The sum of these numbers is `rounds` times the plan's pairs per step, rounded down.
         """
