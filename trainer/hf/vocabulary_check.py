@@ -17,8 +17,8 @@ from pipeline import storage
 class Vocabulary:
     """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
-    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if they are
-    not known.
+    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if only the
+    tokens are known, from a vocab.txt.
     """
 
     tokens: tuple[str, ...]

@@ -53,7 +53,7 @@ class PretrainingOutput(NamedTuple):
     """float32 [M]: weighted cross-entropy at each masked position."""
 
     def sums(self) -> Tensor:
-        """Return [4]: mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct, without gradient."""
+        """Return a tensor [4] of mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct, without gradient."""
         return torch.stack(self[:4]).detach()
 
 
@@ -86,8 +86,8 @@ class BertForPretraining(nn.Module):
     def forward(self, batch: Batch) -> PretrainingOutput:
         """Return loss sums and counts of correct predictions of one micro-batch.
 
-        In training mode, dropout draws from torch's global generator of the batch's device. Raises ValueError if a
-        sequence is longer than config.max_positions.
+        In training mode, dropout draws from torch's global generator of the batch's device. Raises ValueError if
+        batch.max_length exceeds config.max_positions.
         """
         hidden = self.encode(batch)
         mlm_loss_sum, mlm_correct, mlm_losses = self.mlm_head(
@@ -105,8 +105,8 @@ class BertForPretraining(nn.Module):
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
-        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if a sequence may exceed
-        max_positions."""
+        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if batch.max_length exceeds
+        config.max_positions."""
         if batch.max_length > self.config.max_positions:
             raise ValueError(
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "

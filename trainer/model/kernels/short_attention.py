@@ -83,7 +83,8 @@ def attention_backward_q_kernel(
     scale, final_scale, keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write dQ of a tile of queries, and delta = keep * rowsum(dO * O), which attention_backward_kv_kernel reads."""
+    """Write dQ of a tile of queries, and delta = keep * rowsum(dO * O), where `keep` is the probability of keeping a
+    weight. attention_backward_kv_kernel reads delta."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
