@@ -99,7 +99,7 @@ class PartitionedGradients:
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add the gradients of a backward pass to the sums, and free them. Collective.
+        """Add the parameters' gradients after a backward pass to the sums, and free these gradients. Collective.
 
         `last` marks the step's last backward pass.
         """
@@ -108,8 +108,8 @@ class PartitionedGradients:
         self._is_first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradient sums of all ranks, a float64 scalar tensor on the device.
-        Collective."""
+        """Return the Euclidean norm of the gradient sums, over the partitions of all ranks: a float64 scalar tensor on
+        the device. Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()

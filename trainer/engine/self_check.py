@@ -2,7 +2,8 @@
 
 A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the very graph
 that will be trained, on the run's first micro-batch. Dropout stays on, because its masks depend on the seed alone. The
-check costs one eager forward and backward pass; training needs the compilation anyway.
+check costs one eager forward and backward pass. Its compiled pass costs little, because training needs the compilation
+anyway.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A rank's slices, in any ZeRO stage: views of ranges of the parameters' fp32 values and Adam moments.
 
-Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. Listing
+Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. (In stage 0
+this holds for the result of Engine.local_slices, because list_slices gives every rank the whole parameters.) Listing
 slices needs no communication. Only this file and engine.py rely on how DeepSpeed (0.19.8) stores its partitions.
 """
 
@@ -105,8 +106,8 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_model_weights(engine: Any, *, stage: int) -> None:
-    """Copy the fp32 slices into the parameters that the model computes with. Collective. `engine` is DeepSpeed's
-    engine."""
+    """Copy the fp32 weights that the optimizer updates into the parameters that the model computes with. Collective.
+    `engine` is DeepSpeed's engine."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()

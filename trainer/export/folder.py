@@ -195,9 +195,9 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
 def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
     """Return (length in tokens of the longest trained row, whether next-sentence prediction was trained).
 
-    Older checkpoints do not record these facts. For them, the manifests of all phases (parts of the run) up to the
-    phase with index `phase` are read. If a manifest cannot be read, or if training started from given weights, the
-    second result is True.
+    Older checkpoints do not record these facts. Then both results come from the manifests of the phases (parts of the
+    run) up to the phase with index `phase`, whose manifest is `manifest`. If an earlier manifest cannot be read, or if
+    training started from given weights, the second result is True.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]

@@ -1,8 +1,8 @@
 """Reads models that Cloze exported, or that transformers saved as `bert` or `megatron-bert`.
 
-Invariant: a model that was read gives the same logits as the model in the folder, for all heads of its class. A folder
-whose model cannot be reproduced (a missing head, another activation or LayerNorm) is refused. Reading BERT-Large takes
-a second and 1.3 GB of memory.
+Invariant: all heads of a model that was read give the same logits as the model in the folder. A folder whose model
+cannot be reproduced (a missing head, another activation or LayerNorm) is refused. Reading BERT-Large takes a second and
+1.3 GB of memory.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def read_config(folder: Location) -> dict[str, Any]:
 
 
 def read_longest(folder: Location) -> int:
-    """Return how many tokens a row may have: the limit of the folder's tokenizer, but at most the model's positions."""
+    """Return how many tokens a row of input may have: the tokenizer's limit, but at most the model's number of
+    positions."""
     positions: int = read_config(folder).get("max_position_embeddings", 512)
     path = locate(folder, TOKENIZER_CONFIG_FILE)
     if storage.find_file(path) is None:

@@ -26,8 +26,8 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """The sha256 over all fields. The manifest of a data set has the hash of the data set's tokenizer as
-        vocabulary_hash."""
+        """The sha256 over all fields. A data set's manifest has this hash of its tokenizer under the key
+        `vocabulary_hash`."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -29,9 +29,9 @@ SCALED_EMBEDDINGS, SCALED_DEVIATION = 0.05, 0.06
 """Standard deviations of initial weights with initial_weights=scaled: for the embeddings, and for other matrices."""
 SCALED_HEAD = 8.0
 """With initial_weights=scaled, the weight of the masked-LM head's dense layer starts as 8 times the identity, and its
-bias as 32. There GELU is linear, and the head's LayerNorm removes the factor and the bias. Adam's steps are small in
-comparison, so the head does not blur what the encoder learns. After 240 steps the loss at [MASK] was 0.30 nats below
-the unigram loss (0.03 above with a random head)."""
+bias as 32. GELU is linear for inputs around 32, and the head's LayerNorm removes the factor and the bias. Adam's steps
+are small in comparison, so the head does not blur what the encoder learns. After 240 steps the loss at [MASK] was 0.30
+nats below the unigram loss (0.03 above with a random head)."""
 TRUNCATION = 2.0
 
 
