@@ -13,9 +13,10 @@ which the ZeRO stage partitions states, micro-batches of T tokens, and L layers 
                  layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-All activations and the loss exist when backward begins, and all gradients (e N) when it ends. The estimate counts the
-larger of these two. It was checked against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count.
-The CUDA context, NCCL and fragmentation are not included; a tenth of a GPU's memory stays free for them.
+The last two rows are counted together, as the larger of two sums: when backward begins, all activations and the loss
+exist; when it ends, all gradients (e N) and few activations. The estimate was checked against BERT-Large, bf16, 32,768
+tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and fragmentation are not included; a tenth
+of a GPU's memory stays free for them.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return `config`, but take size, positions, activation and norm from `folder`'s model if `config` does not set
-    them.
+    """Return a copy of `config`. Of size, positions, activation and norm, the copy takes from `folder`'s model those
+    that `config` does not set.
 
     Raises PretrainedError if the folder's model is not supported.
     """
@@ -96,7 +96,8 @@ def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return `config`, but take size, positions, activation and norm from `other` if `config` does not set them."""
+    """Return a copy of `config`. Of size, positions, activation and norm, the copy takes from `other` those that
+    `config` does not set."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 

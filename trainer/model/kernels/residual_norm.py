@@ -37,7 +37,8 @@ def norm_forward_kernel(
     num_rows, num_columns, epsilon, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Write LayerNorm(residual + dropout(branch)) of BLOCK_M rows, and each row's mean and inverse deviation (fp32)."""
+    """Write LayerNorm(residual + dropout(branch)) of BLOCK_M rows. Also write each row's mean and inverse standard
+    deviation (fp32)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     row_ok, column_ok = rows < num_rows, columns < num_columns
