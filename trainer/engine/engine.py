@@ -170,8 +170,8 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Return a context manager. Inside it the model is in evaluation mode, without gradients, and is called as in
-        training."""
+        """Return a context manager. Inside its `with` block the model is in evaluation mode, without gradients. Call
+        the engine as in training."""
         training = self.module.training
         self._engine.eval()
         try:

@@ -286,8 +286,8 @@ def _write_longest(file: Path, *, length: int) -> None:
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
-    """Write MARKER (a list of the files), then fsync all files and `folder`, so that they are on disk before its
-    rename."""
+    """Write MARKER (a list of the files), then fsync all files and `folder`, so that all are on disk before `folder` is
+    renamed."""
     files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")

@@ -50,8 +50,8 @@ def linear_cross_entropy(
     """Compute what linear_cross_entropy_sum returns, and the gradients of the loss sum, for a chunk of rows at a time.
 
     Returns (loss sum, correct count, losses, gradient of hidden, gradient of weight, gradient of bias). The gradients
-    are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. Those of weight and bias are fp32. If `with_gradients` is
-    false, all three gradients are empty. Labels must be in 0..V-1.
+    are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. The gradients of weight and bias are fp32. If
+    `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:
         return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)

@@ -33,9 +33,9 @@ class ResidualNorm(nn.LayerNorm):
     """LayerNorm of residual + dropout(branch), with a gradient sink: a second output that takes one of two gradients.
 
     The result is used twice, by the next branch and as the next residual. Autograd would add the gradients of both uses
-    in a separate pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient
-    to the sink (one element, expanded to the result's shape). The backward kernel of this norm then adds both gradients
-    itself. If the kernels do not run, the sink is the result itself.
+    in a separate pass over memory. So the next ResidualNorm reads the values of this result, but sends the gradient of
+    these values to the sink (one element, expanded to the result's shape). The backward kernel of this norm then adds
+    both gradients itself. If the kernels do not run, the sink is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:

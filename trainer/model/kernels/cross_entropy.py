@@ -22,7 +22,7 @@ def cross_entropy_kernel(
     logits_ptr, bias_ptr, labels_ptr, weights_ptr, losses_ptr, correct_ptr, num_columns, gradient_scale,
     BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Write one row's weighted loss, and as `correct` the row's weight if the label is the argmax, otherwise 0.
+    """Write a row's weighted loss. Write the row's weight to `correct_ptr` if the label is the argmax, otherwise 0.
 
     Among equal logits the first is the argmax. If GRADIENT, the gradient times `gradient_scale` replaces the logits.
     """
