@@ -31,7 +31,7 @@ from trainer.train.link import Link
 from trainer.train.prefetch import RunFeed
 
 LEAST_JUDGED_STEPS = 100
-"""Least number of steps of a run that gets an extra evaluation after a tenth of its steps."""
+"""A run of at least this number of steps gets an extra evaluation after a tenth of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def check_compiled(context: TrainContext, step: int) -> None:
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
     """Evaluate the weights after `step`, and record the result. Collective.
 
-    Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of token frequencies
-    alone.
+    Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of the unigram baseline,
+    which knows only token frequencies.
     """
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
@@ -179,7 +179,7 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane (one of the streams of rows that the ranks share).
+    """Make one update from one micro-batch of every lane. Lanes are the streams of rows that the ranks share.
 
     `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
     finite, no rank applies the update. Returns this rank's data, the metrics, the fault (None: a good step), and

@@ -71,8 +71,8 @@ class Feed:
         return self._first[1]
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Return a micro-batch as tensors on the device, with constant shapes on GPUs. None becomes a dummy
-        pair of weight zero."""
+        """Return a micro-batch as tensors on the device, with constant shapes on GPUs. None (an empty micro-batch)
+        becomes a placeholder pair that adds nothing to losses and gradients."""
         first, self._first = self._first, None
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 

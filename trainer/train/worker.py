@@ -70,7 +70,8 @@ def run_share(
     reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
-    """Do what `work` does, in a process that set_up_process has prepared. Return the outcome."""
+    """Train this rank's share of the run as `work` describes, in a process that set_up_process has prepared. Return the
+    outcome."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
     rank, world_size = place.rank, place.world_size
@@ -261,7 +262,8 @@ def build_engine(
 
     If the run has not `begun` (has no checkpoints) and model.initialize_from is set, the weights come from there. The
     facts are then {"longest": tokens of the longest row, "next_sentence": whether the weights can predict next
-    sentences}, as in CheckpointState.rows. Otherwise the weights are random, and the facts are {}.
+    sentences}, as in CheckpointState.rows. Otherwise the weights are random (if the run has begun, a checkpoint
+    replaces them later), and the facts are {}.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
