@@ -88,7 +88,7 @@ class Images(Settings):
 
 
 class Commands(Settings):
-    """Commands of the cluster's jobs, run from the repository."""
+    """Commands of the cluster's two jobs. They run in the folder of the repository."""
 
     preprocess: str
     """Command of the preprocessing job."""

@@ -82,8 +82,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the local folder for the logs. Without `working_folder`, it is inside TMP/cloze-UID, a folder for this
-        user's temporary files. Raises ConfigError if that folder belongs to another user."""
+        """Make the local folder for the logs. If no working_folder was given, it is inside TMP/cloze-UID, a folder for
+        temporary files of the user UID. Raises ConfigError if that folder belongs to another user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():

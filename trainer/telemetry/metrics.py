@@ -74,7 +74,8 @@ class StepMetrics:
     phase: int = 0
     """Index of the run's phase, from 0. `epoch` is counted within the phase."""
     peak_memory_gb: float | None = None
-    """Peak memory of tensors on the first worker's GPU since the worker's start, 10^9 bytes; None on a CPU."""
+    """Peak memory of tensors on the first worker's GPU since the worker's start, in units of 10^9 bytes; None on a
+    CPU."""
 
 
 BLOCK_BYTES = 2**20
@@ -165,7 +166,7 @@ class RunLog:
         self._progress = Progress(max_steps=config.max_steps)
         self._gauges = gauges
         if rank == 0:
-            for path in run_directory.glob(rows_name("*")):  # truncate files of ranks that no longer exist too
+            for path in run_directory.glob(rows_name("*")):  # also cut files of ranks that no longer exist
                 if path.name not in [rows_name(other) for other in range(world_size)]:
                     JsonLines(path, keep_through=resume_step).close()
         names = [METRICS_NAME, EVALUATIONS_NAME] if rank == 0 else []

@@ -226,7 +226,8 @@ def begin_branch(
     """Load the checkpoint `resume_from` into the engine, commit its state as this run's first checkpoint, and return
     the state.
 
-    Collective. Raises CheckpointError, on all ranks, if the checkpoint is damaged or does not fit the model.
+    All ranks must call this together (collective). Raises CheckpointError, on all ranks, if the checkpoint is damaged
+    or does not fit the model.
     """
     source = locate(str(config.resume_from))
     trouble = verify_together(source, engine=engine)

@@ -113,14 +113,14 @@ def phase_of(context: TrainContext, step: int) -> int:
 
 def check_compiled(context: TrainContext, step: int) -> None:
     """Raise ConfigError if the compiled and the eager model give different losses or gradients on the first micro-batch
-    of `step`. Collective."""
+    of `step`. All ranks must call this together (collective)."""
     config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
     check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate the weights after `step`, and record the result. Collective.
+    """Evaluate the weights after `step`, and record the result. All ranks must call this together (collective).
 
     Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of the unigram baseline,
     which knows only token frequencies.
@@ -257,7 +257,8 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. Collective.
+    """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. All ranks must call this together
+    (collective).
 
     `data` is this rank's part of the step. Raises RollBack if this step is the last of guard.max_bad_steps bad steps in
     a row.

@@ -53,7 +53,8 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective.
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. All ranks must call this
+        together (collective).
 
         A second call before next_step does nothing.
         """
@@ -64,8 +65,8 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
-        Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later. All
+        ranks must call this together (collective)."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
@@ -121,7 +122,8 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective.
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. All ranks must call this
+        together (collective).
 
         A second call before next_step does nothing.
         """
@@ -132,8 +134,8 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
-        Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later. All
+        ranks must call this together (collective)."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 

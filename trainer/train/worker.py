@@ -143,7 +143,7 @@ def run_share(
         )
         lines = [describe_start(config, place=place, device=device, start=start)]
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
-        if world_size != config.workers:  # otherwise the checks before the start showed them
+        if world_size != config.workers:  # with the configured number, the user has seen these lines already
             lines += phases[start.phase].describe_empty(world_size)
         for line in lines:
             log.say(line)
@@ -178,8 +178,8 @@ def go_back(
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
     If there is no checkpoint from before them, the newest is restored. The commit records which steps are now skipped.
-    So a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state.
-    Collective. Raises DivergenceError if there is no checkpoint.
+    So a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state. All ranks
+    must call this together (collective). Raises DivergenceError if there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
