@@ -1,8 +1,8 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are a process
-`ray start --block`, whose children are all of its processes. So the command to stop ends exactly these processes,
-whereas `ray stop` would end every Ray on this machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are started as
+one process `ray start --block`, and all their other processes are children of it. So the command to stop ends exactly
+the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations

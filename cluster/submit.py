@@ -248,8 +248,8 @@ def follow(client: JobSubmissionClient, id: str) -> int:
 
 
 def act_on_job(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Print a job's status. If `action` is "logs", print the job's log first. If it is "stop", first stop the job and
-    wait for its end.
+    """Print a job's status. If `action` is "logs", print the job's log first. If `action` is "stop", first stop the job
+    and wait for its end.
 
     Return 1 if the job failed, else 0.
     """
