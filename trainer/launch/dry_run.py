@@ -38,7 +38,7 @@ RECENT_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of --dry-run; each is None if not given."""
+    """The options of --dry-run. A field is None if the user did not give its option."""
 
     tokens_per_second: float | None
     """Tokens per second of one worker."""

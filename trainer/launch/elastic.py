@@ -144,8 +144,8 @@ class GroupWatch:
     """Decides when a group of workers (all workers of one start) should end so that the next group runs on other nodes.
 
     One GroupWatch serves all groups of a command. Each worker needs the resources `per_worker`. `list_nodes` returns
-    the present nodes, `clock` returns seconds, and `pending` requests more places for workers from an autoscaler (None:
-    never).
+    the present nodes, `clock` returns seconds, and `pending` asks an autoscaler for more places for workers (None: no
+    autoscaler is asked).
     """
 
     def __init__(

@@ -91,10 +91,11 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
 
 def join_cluster(config: TrainerConfig) -> None:
-    """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
+    """Connect to the cluster at RAY_ADDRESS, unless this process is connected already. Raises ClusterError with Ray's
+    reason if that fails.
 
-    A driver (the process of the command) cannot connect twice, because Ray deletes a job's working directory when the
-    job's driver disconnects.
+    The connection is kept. A driver (the process of the command) cannot disconnect and connect again, because Ray
+    deletes a job's working directory when the job's driver disconnects.
     """
     if not ray.is_initialized():
         _set_ray_defaults(config)

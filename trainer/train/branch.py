@@ -256,9 +256,9 @@ def _check_vocabulary(
 ) -> None:
     """Raise ConfigError if the checkpoint `source` was trained with another vocabulary than that of `phases`.
 
-    Checkpoints of earlier versions do not record their vocabulary, so it is read from their data set. If that data set
-    cannot be read, ConfigError is raised too. `state` is the checkpoint's state, and `before` is the config of the run
-    that wrote it.
+    Checkpoints of earlier versions do not record their vocabulary, so the vocabulary is read from their data set. If
+    that data set cannot be read, ConfigError is raised too. `state` is the checkpoint's state, and `before` is the
+    config of the run that wrote it.
     """
     manifest = phases[0].manifest
     trained: dict[str, Any] = state.rows

@@ -32,7 +32,8 @@ UNIGRAM_SMOOTHING = 1.0
 
 
 class Evaluator:
-    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has none.
+    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has no held-out
+    rows.
 
     `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0.
     """

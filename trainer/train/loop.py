@@ -154,8 +154,9 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
     """Return the evaluator of the phase of `step` if an evaluation is due after `step`, otherwise None.
 
-    An evaluation is due as evaluation.every_steps says, after a tenth of the run (unless the run is shorter than
-    LEAST_JUDGED_STEPS), and at the end of each phase. The phase must have held-out rows.
+    Evaluations are due at the steps that evaluation.every_steps gives and at the end of each phase. If the run has at
+    least LEAST_JUDGED_STEPS steps, an evaluation is also due after a tenth of them. A phase without held-out rows has
+    no evaluations.
     """
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
@@ -165,7 +166,7 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate before the first training step of this start of the run, if that is asked for or was missed.
+    """Evaluate before the first training step of this start of the run, if an evaluation is asked for or was missed.
 
     `step` is the last step done. If the run is new and evaluation.at_start is set, evaluate the initial weights. If the
     run stopped after `step`, before the evaluation that was due then, evaluate now.

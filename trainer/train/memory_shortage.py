@@ -66,7 +66,8 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
-    """Return a line that says how much memory was requested, in use and present, and which settings reduce the need.
+    """Return a line that says how much memory was requested, how much is in use, how much the device has, and which
+    settings reduce the need.
 
     `error` is an out-of-memory error on this worker, which has the rank `rank` and the device `device`.
     """
