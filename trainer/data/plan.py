@@ -104,10 +104,10 @@ class Plan:
         split: SplitName = "train",
         max_rows: int | None = None,
     ) -> None:
-        """Make the plan of one split. `pairs` is the number of pairs per step, over all lanes.
+        """Make the plan of one split. `pairs` is the mean number of pairs per step, over all lanes.
 
         If `pairs` is None, micro-batches hold as many pairs as fit, and there is only one epoch. With `max_rows`, an
-        epoch has only that many rows, the first in the order.
+        epoch has only the first `max_rows` rows of its order.
         """
         shards = manifest.shards_of(split)
         counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)

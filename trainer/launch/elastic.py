@@ -88,11 +88,10 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
 def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
     """Return the number of workers to request from Ray now, between `least` and `most`.
 
-    Each worker needs the resources `per_worker`. If at least `least` workers fit on the nodes, return the number that
-    fit. Ray Train still counts nodes that have just gone, so a request for more workers might wait until the start
-    times out. If fewer than `least` workers fit, Ray has to wait for nodes anyway, so return what max_group_size
-    returns. While a group has fewer workers than max_group_size, PendingPlacements asks an autoscaler for the missing
-    places.
+    Each worker needs the resources `per_worker`. If at least `least` workers fit on the present nodes, return the
+    number that fit. A larger request could hang, because Ray Train still counts nodes that have just gone. If fewer
+    fit, Ray has to wait for nodes anyway, so return the largest size that the cluster could reach (max_group_size).
+    While a group is smaller than that, PendingPlacements asks the autoscaler for room for the other workers.
     """
     max_size = max_group_size(nodes, least=least, most=most, per_worker=per_worker)
     places = count_places(nodes.total, per_worker=per_worker, without=nodes.leaving)

@@ -91,11 +91,9 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
 
 def join_cluster(config: TrainerConfig) -> None:
-    """Connect to the cluster at RAY_ADDRESS, unless this process is connected already. Raises ClusterError with Ray's
-    reason if that fails.
+    """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
 
-    The connection is kept. A driver (the process of the command) cannot disconnect and connect again, because Ray
-    deletes a job's working directory when the job's driver disconnects.
+    The connection is kept, because Ray deletes a job's working directory when the job's driver disconnects.
     """
     if not ray.is_initialized():
         _set_ray_defaults(config)
@@ -130,18 +128,16 @@ def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
-    """Return the size of a local Ray's object store: twice the data that workers read ahead, and 256 MiB for Ray
-    itself."""
+    """Return the size of a local Ray's object store: twice what workers read ahead, and 256 MiB for Ray itself."""
     return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
 
 
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
     """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources` maps the name of each logical resource to Ray's amount of it, after an autoscaler has started all nodes
-    that it may. `cluster` says whether Ray is a cluster or only on this machine, and changes only the error messages.
-    If the setting min_workers is given, room for this number of workers suffices. Raises ConfigError if there will
-    never be enough room, because Ray itself would wait silently.
+    `resources` maps each logical resource to Ray's amount of it, after an autoscaler has started all nodes that it may.
+    `cluster` says whether Ray is a cluster, for the error messages. With min_workers, room for this number suffices.
+    Raises ConfigError if there will never be enough room, because Ray itself would wait silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -172,9 +168,8 @@ def run_on_ray(
 ) -> Outcome:
     """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
-    `watch` may end the group early, although nobody asked the run to stop. All groups of one command share `watch`
-    (None: this group gets its own). Raises ConfigError for bad input, and WorkerError for any other failure. The
-    message names the worker.
+    `watch` may end the group early. All groups of one command share it (None: this group gets its own). Raises
+    ConfigError for bad input, and WorkerError, which names the worker, for any other failure.
     """
     watch = watch or GroupWatch(config, per_worker=resources_of(config))
     system, folder = (None, config.output)
@@ -225,8 +220,8 @@ def run_on_ray(
 def start_ray_data_actors_here() -> None:
     """Start Ray Data's two long-lived actors on the driver's node.
 
-    Otherwise the first worker that reads data would start the actors on its own node, a GPU node. Because the actors
-    outlive the job, that node would never count as idle and never be removed.
+    Otherwise the first worker that reads data would start them on a GPU node. The actors outlive the job, so that node
+    would never count as idle and never be removed.
     """
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.data._internal.stats import get_or_create_stats_actor
@@ -241,10 +236,7 @@ def resources_of(config: TrainerConfig) -> dict[str, float]:
 
 
 def scaling_config(config: TrainerConfig) -> ScalingConfig:
-    """Return Ray's settings for the number and resources of the workers to request now.
-
-    Ray's own resizing is switched off, because it writes no checkpoint. GroupWatch (elastic.py) decides when to resize.
-    """
+    """Return Ray's settings for the workers to request now. GroupWatch resizes; Ray's own way writes no checkpoint."""
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
         max_workers = elastic.next_group_size(
@@ -262,12 +254,11 @@ def scaling_config(config: TrainerConfig) -> ScalingConfig:
 def serve_workers(
     fit: _FitThread, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Until `fit` ends, show the workers' lines to the user, say what Ray waits for, and send the workers a request to
-    stop if the user makes one.
+    """Until `fit` ends, show the workers' lines, say what Ray waits for, and pass on the user's request to stop.
 
     `fit` is the thread in which Ray Train runs. If `watch` gives a reason, the workers are asked to stop early. Returns
     the node id of each worker that started. Raises ClusterError if no worker starts within start_timeout_s (and a
-    margin). If the number of workers is fixed, Ray itself raises an error before that.
+    margin); if the number of workers is fixed, Ray itself raises an error before that.
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()
@@ -308,8 +299,7 @@ def serve_workers(
 
 
 def raise_lost(error: Exception) -> None:
-    """If `error` is Ray's report of lost workers, raise a WorkerError that names these workers. Otherwise do
-    nothing."""
+    """Raise a WorkerError that names the lost workers, if `error` is Ray's report of lost workers."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -321,8 +311,7 @@ def raise_lost(error: Exception) -> None:
 
 @contextmanager
 def raise_cluster_error_if_lost() -> Iterator[None]:
-    """Turn a RayError in the `with` block into a ClusterError. A RayError there means that Ray or the driver's node was
-    lost."""
+    """Turn a RayError in the `with` block, which means that Ray or the driver's node was lost, into a ClusterError."""
     try:
         yield
     except RayError as error:
@@ -331,8 +320,7 @@ def raise_cluster_error_if_lost() -> Iterator[None]:
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
-    """Return a line that says what Ray waits for before it starts workers. `free` maps a resource to its unused
-    amount."""
+    """Return a line that says what Ray waits for. `free` maps a resource to its unused amount."""
     ((resource, amount),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
     needed = f"{number} workers of {amount:g} {resource} each"
