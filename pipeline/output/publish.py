@@ -64,10 +64,19 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Check the share of NOT_NEXT among the next-sentence labels. Raises ValueError if it is outside the allowed range,
-    because a model would then learn only to predict the more frequent label."""
+    """Check the share of NOT_NEXT among the next-sentence labels.
+
+    Raises ValueError if it is outside the allowed range, because a model would then learn only to predict the more
+    frequent label. Raises it too if no row has a label, although the config asks for labels.
+    """
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
+    if config.next_sentence != "none" and not total and labels.total():
+        raise ValueError(
+            f"none of the {labels.total():,} rows has a next-sentence label: no document has a next sentence, or none "
+            "has another document of its source in its shard; check what ends a document in the sources (a blank line "
+            "after every sentence?), give more documents or fewer shards, or set next_sentence=none"
+        )
     _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
         found = f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected)"
