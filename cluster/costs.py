@@ -21,7 +21,7 @@ long as those from Wikipedia."""
 
 
 def hours_of(group: Group) -> float:
-    """Return the hours that the recipe takes on all max_nodes nodes of the group."""
+    """Return the hours that the published training recipe takes on all `max_nodes` nodes of the group."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 

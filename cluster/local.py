@@ -1,8 +1,8 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are a process
-`ray start --block`, whose children are all of its processes. So the command to stop ends exactly these processes,
-whereas `ray stop` would end every Ray on this machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are started as
+one process `ray start --block`, and all their other processes are children of it. So the command to stop ends exactly
+the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
 MAX_CLOCK_CORRECTION_S = 60.0
-"""If two start times of a process id differ by less than this number of seconds, they are taken for the same process
-and a correction of the clock. A process id is used again only much later."""
+"""If two start times of a process id differ by less than this number of seconds, the process counts as the same, and
+the difference as a correction of the clock. A new process gets the same id only much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def start_node(cluster: LocalCluster, name: str, arguments: Sequence[str], *, count: int) -> None:
-    """Start the node `name` by `ray start` with `arguments`, and wait until `count` nodes (with the head) are alive.
+    """Start the node `name` by `ray start` with `arguments`, and wait until `count` nodes (including the head) are
+    alive.
 
     If `ray start` ends by itself, start it again, because Ray gives up after 30 s, which may be too short on a busy
     machine. Raises ConfigError if the node does not start in ATTEMPTS attempts.
@@ -142,7 +143,7 @@ def has_ended(started: Started) -> bool:
 
 def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> None:
     """Run `ray start` with the arguments `arguments` as node `name`. Record the process at once in `cluster` and in the
-    state file."""
+    state file, the JSON file that describes the running cluster."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -186,8 +187,8 @@ def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
 
 
 def count_nodes(cluster: LocalCluster) -> int:
-    """Return the number of living nodes, with the head, that the dashboard reports, or 0 if the dashboard does not
-    answer yet."""
+    """Return the number of living nodes that the dashboard reports, including the head. Return 0 if the dashboard does
+    not answer yet."""
     url = f"{cluster.dashboard}/api/v0/nodes?limit=1000"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
     try:

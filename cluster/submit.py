@@ -217,8 +217,8 @@ def pack(folder: Path, *, config: Settings) -> None:
 
 
 def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
-    """Return the size in bytes of all files in `folder`, the upload. Raises ConfigError, which names the largest files,
-    if it exceeds `limit`."""
+    """Return the size in bytes of all files in `folder`, the upload. If the size exceeds `limit`, raises ConfigError
+    that names the largest files."""
     sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     total = sum(sizes.values())
     if total > limit:
@@ -248,8 +248,8 @@ def follow(client: JobSubmissionClient, id: str) -> int:
 
 
 def act_on_job(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Print a job's status. If `action` is "logs", print the job's log first. If it is "stop", first stop the job and
-    wait for its end.
+    """Print a job's status. If `action` is "logs", print the job's log first. If `action` is "stop", first stop the job
+    and wait for its end.
 
     Return 1 if the job failed, else 0.
     """

@@ -1,8 +1,8 @@
 """From text to tokenized sentence pairs: the data half of Cloze (Beam).
 
-If a command of this repository imports this package, the error for a dependency that is not installed is one line.
-Other programs that import the package are not affected. This file needs only the standard library, because every
-command imports it first.
+If a dependency is not installed, the commands of this repository print one line instead of a traceback. Other programs
+that import this package are not affected. This file needs only the standard library, because every command imports it
+first.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _is_command() -> bool:
 
 
 def _say_what_is_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report a package that is not installed in one line, without a traceback, and report other errors as usual. Used
-    as sys.excepthook."""
+    """If `error` says that a package is not installed, print one line that says so, and exit with status 2. Report any
+    other error as usual. Used as sys.excepthook."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not name or name in _COMMANDS:
         sys.__excepthook__(kind, error, trace)

@@ -45,8 +45,8 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
     """Return a decorator for functions `main` that return an exit status.
 
     Instead of a traceback, the decorated function prints one line at ValueError, OSError, Ctrl-C or SIGTERM. It then
-    returns the exit status: 2 for the errors, 130 for Ctrl-C, 143 for SIGTERM. `goes_on_from` is as in
-    fail_interrupted.
+    returns the exit status: 2 for the errors, 130 for Ctrl-C, 143 for SIGTERM. `goes_on_from` says from where the same
+    command would continue after Ctrl-C or SIGTERM, such as "the last checkpoint".
     """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:

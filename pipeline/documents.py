@@ -1,6 +1,7 @@
 """Data that flows through the pipeline before pairing: documents, items left out, and splits (parts) of the input.
 
-Pure and picklable. The id of a document is a hash of its cleaned text alone, so it depends neither on paths nor order.
+All objects can be pickled. The id of a document is a hash of nothing but its cleaned text, so it depends neither on
+paths nor order.
 """
 
 from __future__ import annotations
@@ -93,11 +94,11 @@ class Split:
     """A part of one input file that one worker reads.
 
     `source` is an index into the config's sources. The part is from `start` to `end`, or to the end of the file if
-    `end` is -1. In parquet, both are numbers of row groups, and in zip archives, numbers of members. In all other
-    files, they are byte offsets: of compressed streams in wikipedia, of lines in text and jsonl, of members in tar
-    archives. A large file that can only be read from its beginning is shared: each of `parts` workers reads all of it
-    and takes every `parts`-th document (book, page), beginning with number `part`. `num_bytes` is the size of the part
-    on disk. `text_bytes` is an estimate of the size of its plain text that depends only on the input.
+    `end` is -1. `start` and `end` count row groups in parquet files, and members in zip archives. In all other files
+    they are byte offsets: of compressed streams in wikipedia, of lines in text and jsonl, of members in tar archives. A
+    large file that can only be read from its beginning is shared: each of `parts` workers reads all of it and takes
+    every `parts`-th document (book, page), beginning with number `part`. `num_bytes` is the size of the part on disk.
+    `text_bytes` is an estimate of the size of its plain text that depends only on the input.
     """
 
     source: int

@@ -59,8 +59,7 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """Return the terms to add to a key for its draws with these numbers (0, 1, ...): mix(key + counters(numbers)) are
-    the draws.
+    """Return a term for each of `numbers`, the numbers 0, 1, ... of a key's draws: mix(key + term) is the draw.
 
     The draws are those of SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix).
     Otherwise the sequences of draws of neighbouring keys overlap.
@@ -90,10 +89,10 @@ def row_keys(
 
 
 def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:
-    """Return each of `draws` turned into an integer in [0, bound). `bound` is at most 2**32.
+    """Return an integer in [0, bound) for each of `draws`, which are random 64-bit values. `bound` is at most 2**32.
 
-    Uses the upper 32 bits of a draw. The probability of each integer differs from 1 / bound by less than 2**-32.
-    Relative to 1 / bound, the difference is less than bound / 2**32.
+    Only the upper 32 bits of a draw are used. The probability of each integer differs from 1 / bound by less than
+    2**-32. Relative to 1 / bound, the difference is less than bound / 2**32.
     """
     return (((draws >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
 

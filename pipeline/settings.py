@@ -108,8 +108,8 @@ def validate(
     """Return the settings in `tree` (nested dicts) as a `cls`. Raises ConfigError, which lists every fault, and for
     each unknown key the nearest known name.
 
-    The values of `overrides` are already in `tree`. They are given so that the message can say that their faults are on
-    the command line, and all other faults in `origin`. `context` is passed to the validators of the class.
+    `tree` already contains the values of `overrides`. `overrides` only lets the message say which faults are on the
+    command line; all other faults are in `origin`. `context` is passed to the validators of the class.
     """
     try:
         return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
@@ -361,8 +361,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (`item` from pydantic) concerns an override, which means that it is at one of the overridden
-    `keys`, or that its message `line` names one of these keys."""
+    """Whether a fault (`item` from pydantic) concerns an override. It does if it is at one of `keys`, which are the
+    overridden keys, or if its message `line` names one of these keys."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))

@@ -25,8 +25,8 @@ class TerminatedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """A request to stop, which as a bool is true once SIGINT or SIGTERM was received. A second signal raises an
-    exception."""
+    """A request to stop. As a bool, it is false until SIGINT or SIGTERM is received, and then true. A second signal
+    raises an exception."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -40,8 +40,8 @@ class StopRequest:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal. The first signal is remembered; the second raises the exception that belongs to the first
-        (see `interrupt`)."""
+        """Handle a signal. The first signal is only remembered. A second signal raises the exception of the first:
+        TerminatedError for SIGTERM, else KeyboardInterrupt."""
         if self.signal_number is not None:
             self.interrupt()
         self.signal_number = number
@@ -58,8 +58,8 @@ class StopRequest:
 def catch_interrupts() -> Iterator[None]:
     """Raise TerminatedError in the `with` block at SIGTERM, and KeyboardInterrupt at SIGINT.
 
-    A signal is left as it is if it is ignored or if other code has set a handler for it. Outside the main thread,
-    nothing is done, because only the main thread receives signals.
+    If a signal is ignored, or if other code has set a handler for it, its handling is not changed. Outside the main
+    thread, nothing is done, because only the main thread receives signals.
     """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():

@@ -26,7 +26,8 @@ WORD_PIECES = 8
 LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
 NAMED = {"page_over_budget": 1_000}
-"""Maps a reason of drops or notes to the number of examples kept. For all other reasons it is _DROP_EXAMPLES."""
+"""Maps some reasons of drops or notes to the number of examples kept. For all other reasons, the number is
+_DROP_EXAMPLES."""
 _BY_SOURCE = ("documents", "sentences", "characters", "unknown_characters", "long_words", "clause_characters")
 _SCRIPTS_BY_SOURCE = ("marks", "lost_marks")
 
@@ -122,7 +123,8 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """Return, in one list in order of key, the NUM_EXAMPLES examples of each label with the lowest keys."""
+    """Choose the NUM_EXAMPLES examples with the lowest keys of each label. Return all chosen examples in one list, in
+    order of key."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
         found.setdefault(example.label, []).append(example)
@@ -130,8 +132,11 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """Return NUM_EXAMPLES of the examples to show: the first two of each label if there are two, and the first of the
-    rest. Their order is that in `examples`."""
+    """Choose up to NUM_EXAMPLES of the examples, and return them in the order that they have in `examples`.
+
+    First, the first two examples of each label are taken (one, if the label has only one). Then the first of the other
+    examples fill the list.
+    """
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
     sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
@@ -197,7 +202,7 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add what each shortcut has counted over more rows to `shortcuts`."""
+        """Add `counts` to the counts in `shortcuts`. `counts` is what each shortcut has counted over more rows."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 
@@ -252,8 +257,8 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
 
 
 def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
-    """Return the statistics of train or validation for the manifest, by name. Rates are fractions, or None if nothing
-    was counted.
+    """Return the statistics of one part of the data set (train or validation), as a dict for the manifest. Rates are
+    fractions, or None if nothing was counted.
 
     `tally` has the counts of the rows, and `mask_sets` is the number of mask sets of each row.
     """

@@ -22,7 +22,7 @@ SHAPING = (
     *("build", "cleaning", "config", "dataset", "dedup", "documents.py", "draws.py", "engines/dask_runner.py"),
     *("instances", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary", "wikitext"),
 )
-"""Names in this folder of our packages and modules that decide the bytes of a shard, a spill file or a record. All
+"""Our packages and modules (by name, in this folder) that decide the bytes of a shard, a spill file or a record. All
 other modules run a build, report on it, or move bytes unchanged (storage)."""
 
 

@@ -64,7 +64,8 @@ class Parts:
     kinds: dict[str, float]
     """Maps a kind of work to the time in which its kernels ran (on a CPU: its operators)."""
     phases: dict[str, float]
-    """Maps forward, backward and update to the time from its first kernel to its last. Empty on a CPU."""
+    """Maps each phase of a step (forward, backward, update) to the time from the first to the last kernel of the phase.
+    Empty on a CPU."""
     launches: float
     """Number of kernels in a step; 0 on a CPU."""
     step_ms: float
@@ -201,7 +202,7 @@ def read_parts(trace: Path) -> Parts:
 
 
 def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield {"name": its name, "dur": its own time in us} for each CPU operator among the trace's `events`.
+    """Yield {"name": the operator's name, "dur": its own time in us} for each CPU operator among the trace's `events`.
 
     The own time of an operator does not include the operators that it called.
     """

@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(kind: str, *, folder: Path = CLUSTER) -> None:
-    """Write the files of a kind of cluster into `folder`, and print their names and which values the user must still
-    give."""
+    """Write the files of a kind of cluster into `folder`, and print the names of the files and of the values that the
+    user must still give."""
     values = read_values(kind)
     for name, text in render(kind, values).items():
         path = folder / name

@@ -79,8 +79,8 @@ exit "$status"
 
 
 def render_skypilot(values: SkyValues) -> Tree:
-    """Return a SkyPilot task that copies this checkout to the nodes and trains there. The ports and folders of the Ray
-    that it starts differ from those of SkyPilot's own Ray.
+    """Return a SkyPilot task that copies this checkout to the nodes and trains there. SkyPilot runs a Ray of its own on
+    the nodes, so the task starts a second Ray with other ports and folders.
 
     The task mounts no bucket, because files in a mounted bucket cannot be renamed. So data and output must be addresses
     of an object store.

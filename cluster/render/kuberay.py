@@ -172,8 +172,8 @@ def worker_group(name: str, group: Group, *, resources: dict[str, str], template
 
 
 def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree:
-    """Return the container in which KubeRay starts Ray, with the CPUs and memory of a node of `group`. It must be the
-    first container of its pod."""
+    """Return the container in which KubeRay starts Ray, with the CPUs and memory of a node of `group`. This container
+    must be the first of its pod."""
     size = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"}
     return {
         "name": "ray",

@@ -1,8 +1,8 @@
 """Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as nested dicts and lists.
 
-Everything runs in containers. Ray requires a token. Its dashboard listens on loopback, and `ray dashboard` opens a
-tunnel to it. These files have not been run at any provider yet. The tests in tests/cluster check them against the rules
-of the providers.
+Everything runs in containers. Ray requires a token. Ray's dashboard listens on loopback, and the command `ray
+dashboard` opens a tunnel to the dashboard. These files have not been run at any provider yet. The tests in
+tests/cluster check them against the rules of the providers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ray_memory(group: Group) -> int:
 
 def growth_resources(*groups: Group) -> dict[str, int]:
     """Return custom resources for the head, from which the trainer learns how many CPUs and GPUs the cluster has after
-    `groups` have grown to their full size. Ray itself does not say this."""
+    `groups` have grown to their full size. Ray itself does not state these numbers."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),

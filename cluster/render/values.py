@@ -88,7 +88,7 @@ class Images(Settings):
 
 
 class Commands(Settings):
-    """Commands of the cluster's jobs, run from the repository."""
+    """Commands of the cluster's two jobs. They run in the folder of the repository."""
 
     preprocess: str
     """Command of the preprocessing job."""
@@ -344,7 +344,7 @@ class SkyValues(ClusterValues):
 
 
 def check_command(command: str, *, key: str, work: str, group: Group) -> None:
-    """Check `command`, the value `key` of a job of the kind `work` (train or preprocess).
+    """Check `command`, the command of a job of the kind `work` (train or preprocess). `key` names this value in errors.
 
     Raises ValueError if the command does not run the script for `work`, or asks for more workers than `group` has room
     for. A command that preprocesses must also set `workers`, because nodes start for that number of workers, and

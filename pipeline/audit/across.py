@@ -1,7 +1,9 @@
-"""Checks over all shards: identical rows, documents in two shards or both splits, contradicting labels.
+"""Checks over all shards: identical rows, contradicting labels, documents in two shards, and documents in both training
+and validation.
 
-Workers write 49 bytes for each row, and 24 for each document of each row group, to a temporary folder (the spill),
-divided by hash into parts of about PART_BYTES. Each part is sorted alone, so memory does not grow with the data set.
+Workers write a record of 49 bytes for each row, and of 24 bytes for each document of each row group, to a temporary
+folder (the spill). Hashes divide the records into parts of about PART_BYTES. Only one part is sorted at a time, so
+memory does not grow with the data set.
 """
 
 from __future__ import annotations
@@ -43,22 +45,24 @@ ROW = np.dtype(
         ("repeats", "?"),
     ]
 )
-"""The record of one row. pair is a 128-bit hash of the unmasked ids, and rest is a hash of the mask sets and the label.
-shard, group and row are numbers that say where the row is. length is in tokens. bits is -log2 of the chance that
-another row with the same ids gets the same masks. repeats is true if the row says little, over and over (see
+"""The record of one row. `pair` is a 128-bit hash of the unmasked ids, and `rest` is a hash of the mask sets and the
+label. `shard`, `group` and `row` are numbers that say where the row is. `length` is in tokens. `bits` is -log2 of the
+chance that another row with the same ids gets the same masks. `repeats` is true if the row repeats a few lines (see
 are_repetitive)."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
-"""The record of one document in one row group. id is the 16-byte document id."""
+"""The record of one document in one row group. `id` is the 16-byte document id. `shard` and `group` say where the row
+group is."""
 
 
 def num_parts(rows: int) -> int:
-    """Return the number of parts into which the temporary records of `rows` rows are divided. Each part is checked
-    alone."""
+    """Return the number of parts into which the temporary records of `rows` rows are divided. A part is small enough to
+    be loaded and checked at once."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
 def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabulary) -> npt.NDArray[Any]:
-    """Return an array of ROW with one record for each row of the block. `shard` is the number of the block's shard."""
+    """Return one record (of the type ROW: hashes, place, length and label) for each row of the block. `shard` is the
+    number of the block's shard."""
     found = np.zeros(len(block), ROW)
     keys = vocabulary.keys[block.ids]
     for half in range(2):
@@ -92,8 +96,8 @@ def _surprise(block: Block) -> npt.NDArray[np.float64]:
 
 
 def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
-    """Return an array of DOCUMENT with one record for each distinct document in the block. `shard` is the number of the
-    block's shard."""
+    """Return one record (of the type DOCUMENT: id and place) for each distinct document in the block. `shard` is the
+    number of the block's shard."""
     ids = np.concatenate([block.document, block.second[block.has_second]])
     halves = np.unique(np.ascontiguousarray(ids).view("<u8").reshape(-1, 2), axis=0)
     found = np.zeros(len(halves), DOCUMENT)
@@ -102,8 +106,8 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 
 class Spill:
-    """Writes records of rows and documents, divided into `parts` parts, to temporary files of this process in `folder`.
-    The files are named <kind>-<part>-<process id>.
+    """Writes records of rows and documents to temporary files of this process in `folder`. The records are divided into
+    `parts` parts, which are checked one at a time. The files are named <kind>-<part>-<process id>.
 
     The number of files is that of parts times processes, whatever the number of shards.
     """
@@ -114,9 +118,10 @@ class Spill:
         self._held_bytes = 0
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append each record to the file of one part, at the latest in `flush`. `kind` is "rows" or "documents".
+        """Append the records to files, at the latest in `flush`. Each part has a file. `kind` is "rows" or "documents".
 
-        A hash of the record's entry in `key` (uint64[records]) selects the part, so records with equal keys meet.
+        A hash of the record's entry in `key` (uint64[records]) decides in which part a record is, so records with equal
+        keys are in the same part.
         """
         self._held.setdefault(kind, []).append((records, mix(key) % np.uint64(self._parts)))
         self._held_bytes += records.nbytes
@@ -138,7 +143,8 @@ class Spill:
 
 
 def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return all records of `kind` ("rows" or "documents") in part number `part`, ordered by shard.
+    """Return the records of `kind` ("rows" or "documents") that all shards wrote for part number `part` (records whose
+    hashes select this part), ordered by shard.
 
     `dtype` is the type of the records: ROW or DOCUMENT.
     """
@@ -150,11 +156,12 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check the records of part number `part`, and return the findings and an array of counts.
+    """Check one part (number `part`) of the records in `folder`, and return the findings and an array of counts.
+    Records of equal rows, or of one document, are always in the same part.
 
     The counts are int64[2, shards]: for each shard, how many of its rows are in another shard too, and how many
-    documents it has. `shards` lists the paths of all shards, `held_out` says for each shard whether it is validation
-    data, and `num_rows` is the number of rows in the whole data set.
+    documents it has. `shards` lists the paths of all shards. `held_out` says for each shard whether it is validation
+    data. `num_rows` is the number of rows in the whole data set.
     """
     findings = Findings()
     validation = np.array(held_out, np.bool_)
@@ -202,8 +209,8 @@ def _place(record: Any, shards: list[str]) -> Place:
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
     """Add to `repeated` (int64[shards]) how many rows of each shard are identical to a row of another shard.
 
-    Identical rows are neighbours in `rows` (an array of ROW). For each row, `head` has the index of the first row that
-    is identical to it.
+    Identical rows are neighbours in `rows` (records of the type ROW). For each row, `head` has the index of the first
+    row that is identical to it.
     """
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)
@@ -215,10 +222,10 @@ def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeate
 def _check_labels(
     rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, findings: Findings
 ) -> None:
-    """Report pairs of segments of one document that are labelled next in one row and not next in another.
+    """Report pairs of segments that one row labels next and another row of the same document labels not next.
 
-    In `rows` (an array of ROW), rows with the same ids are neighbours. `new_pair` (bool[rows]) is true for the first
-    row of such neighbours.
+    `rows` has records of the type ROW, in which rows with the same ids are neighbours. `new_pair` (bool[rows]) is true
+    for the first row of such neighbours.
     """
     if facts.next_sentence != "random_document":
         return
@@ -284,7 +291,7 @@ def _check_documents(
     """Check that each document is in one shard, and not in both training and validation. Return int64[shards]: the
     number of distinct documents in each shard.
 
-    `documents` is an array of DOCUMENT, and `validation` (bool[shards]) is true for shards of validation data.
+    `documents` has records of the type DOCUMENT. `validation` (bool[shards]) is true for shards of validation data.
     """
     if not documents.size:
         return np.zeros(len(shards), np.int64)

@@ -1,4 +1,5 @@
-"""A row group as flat arrays (16 bytes a token), and the facts of the data set that the checks need.
+"""Blocks, which hold rows of a row group as flat arrays (16 bytes a token), and the facts about the data set that the
+checks need.
 
 The arrays come from an unchecked file, so lengths, ids and positions may have any value.
 """
@@ -35,9 +36,10 @@ _BY_ROW = (
 class Vocabulary:
     """Holds arrays by token id, and the ids of [UNK], [CLS], [SEP] and [MASK].
 
-    keys (uint64) has a distinct number for each token, to be hashed. special is true for tokens that represent no text,
-    including [UNK]. unused is true for reserved tokens such as [unused1]. continues is true for tokens that continue a
-    word, and ends for tokens that end a word. Each of these two is None if the tokens do not show it.
+    `keys` (uint64) has a distinct number for each token, from which hashes are computed. `special` is true for tokens
+    that represent no text, including [UNK]. `unused` is true for reserved tokens such as [unused1]. `continues` is true
+    for tokens that continue a word, and is None if the tokens do not show this. `ends` is true for tokens that end a
+    word, and is None if the tokens do not show this.
     """
 
     tokens: list[str]
@@ -61,11 +63,12 @@ class Vocabulary:
 class Facts:
     """What is known about a data set before its rows are read.
 
-    published is true if the published algorithm built the data set, so that its known quirks are notes, not faults.
-    mask_sets is the number of mask sets of each row. masking is whole_word, token or span. draw is word if 80/10/10 is
-    drawn once for each word, and piece if it is drawn for each piece. next_sentence is as in the config. most_passes
-    has, for each source, the largest number of passes over one document; it is empty if unknown. dictionary_sources
-    has the sources whose words a dictionary found; token ids do not show where such words start.
+    `published` is true if the published algorithm built the data set; then its known quirks are notes, not faults.
+    `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking` is "whole_word",
+    "token" or "span". `draw` is "word" if [MASK], kept or random (80/10/10) is drawn once for each word, and "piece" if
+    it is drawn for each token. `next_sentence` is the setting of this name. `most_passes` has, for each source, the
+    largest number of passes over one document; it is empty if unknown. `dictionary_sources` has the sources whose words
+    were found by a dictionary; token ids do not show where such words start.
     """
 
     published: bool
@@ -82,14 +85,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Holds n rows of a row group (all rows or some) as flat arrays.
+    """Holds n rows of a row group (all its rows or some) as flat arrays.
 
-    Row r has the tokens ids[offsets[r]:offsets[r + 1]]. A list is one mask set of a row, and row r has the lists l with
-    list_rows[l] == r. List l has the masked positions positions[list_offsets[l]:list_offsets[l + 1]]. inputs has, in
-    the same order, the ids that the model gets at these positions. ids, positions and inputs are int64. num_tokens,
-    first_length, label (-1 if null), source and pass_number are the columns of these names, int64[n]. document and
-    second (uint8[n, 16]) are the document ids of the two segments, zero if absent. has_second (bool[n]) is true if
-    there is a second segment. numbers (int64[n]) is the number of each row in its row group.
+    Row r has the tokens `ids[offsets[r]:offsets[r + 1]]`. A list is one mask set (choice of positions to predict) of a
+    row, and row r has the lists l with `list_rows[l] == r`. List l has the masked positions
+    `positions[list_offsets[l]:list_offsets[l + 1]]`. `inputs` has, in the same order, the ids that the model gets at
+    these positions. `ids`, `positions` and `inputs` are int64. `num_tokens`, `first_length`, `label` (-1 if null),
+    `source` and `pass_number` are the columns of these names, int64[n]. `document` and `second` (uint8[n, 16]) are the
+    document ids of the two segments, zero if absent. `has_second` (bool[n]) is true if there is a second segment.
+    `numbers` (int64[n]) is the number of each row in its row group.
     """
 
     ids: Int64s
@@ -115,18 +119,18 @@ class Block:
 
     @property
     def lengths(self) -> Int64s:
-        """The number of tokens that each row has in ids, int64[n]. In a faulty row, the column num_tokens may
-        differ."""
+        """The number of tokens that each row has in `ids`, int64[n]. In a faulty row, the column num_tokens may say
+        another number."""
         return np.diff(self.offsets)
 
     @property
     def token_rows(self) -> Int64s:
-        """The row of each token, int64[tokens]."""
+        """For each token, the number of its row in this block, int64[tokens]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def entry_lists(self) -> Int64s:
-        """The list (mask set) of each masked position, int64[entries]."""
+        """For each masked position, the number of its list (mask set) in this block, int64[entries]."""
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
@@ -160,7 +164,7 @@ def offsets_of(lengths: Int64s) -> Int64s:
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return 64-bit values scrambled one by one, with the finalizer of MurmurHash3."""
+    """Return the 64-bit `values`, each scrambled separately with the finalizer of MurmurHash3."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return values ^ (values >> np.uint64(33))

@@ -1,5 +1,5 @@
-"""Reads a data set of this pipeline and checks its files: manifest, tokenizer, and shards as blocks (one row group
-each).
+"""Reads a data set of this pipeline and checks its files: manifest, tokenizer and shards. The row groups of a shard are
+read as blocks (flat arrays).
 
 Page checksums are verified at every read.
 """
@@ -135,7 +135,7 @@ def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
 
 
 def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, findings: Findings) -> bool:
-    """Check the shard's columns and metadata. Return whether its rows can be read as blocks (arrays by row group)."""
+    """Check the shard's columns and metadata. Return whether read_block can read the shard's rows."""
     findings.looked("schema")
     expected = schema.sentence_pair_schema(manifest.vocabulary_size, vocabulary_hash=manifest.vocabulary_hash)
     found = file.schema_arrow
@@ -167,8 +167,8 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Return row group `group` as a block, and bool[n]: true for a row whose masked positions and inputs differ in
-    number. The block has no mask sets for such a row.
+    """Return (block, mismatched): row group `group` as a block (flat arrays), and bool[n], which is true for rows whose
+    masked positions and masked inputs differ in number. The block has no mask sets for these rows.
 
     `name` is the file's path in the data set. Raises OSError or pyarrow.ArrowException if a page is damaged.
     """

@@ -45,7 +45,7 @@ CHECKS: Mapping[str, str] = {
 class Place(NamedTuple):
     """A place in a data set: a file, a row group in it, and a row in that row group.
 
-    row_group and row are -1 if they do not apply.
+    `row_group` is -1 if the place is the whole file, and `row` is -1 if it is the whole file or row group.
     """
 
     file: str
@@ -134,8 +134,8 @@ def to_table(findings: Findings) -> str:
 
 
 def to_data(findings: Findings) -> list[dict[str, Any]]:
-    """Return the findings as JSON data: for each check a dict with the keys check (name), of (what it looks at),
-    looked_at, faults, notes, first_fault, first_note and remark."""
+    """Return the findings as JSON data: for each check a dict. Its keys are "check" (the name), "of" (what the check
+    looks at), "looked_at", "faults", "notes", "first_fault", "first_note" and "remark"."""
     return [
         {
             "check": name,

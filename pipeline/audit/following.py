@@ -1,8 +1,10 @@
-"""Finds negatives (pairs A, B labelled not next) in which B really follows A, as another row of the document shows.
+"""Finds negatives (pairs A, B labelled not next) that are wrong, because another row of A's document shows that B
+follows A.
 
 A shard is read twice. The first reading keeps 40 bytes for each negative, such as hashes of B and of the tokens around
-the boundary. The second looks for this text in every segment of the document, and across the boundary of pairs labelled
-next. Text that is too short or repetitive is left to the check for contradicting labels (across.py).
+the boundary between A and B. The second reading looks for the same tokens in every segment of A's document, and across
+the boundary of pairs labelled next. If the text is too short or repetitive, only the check for contradicting labels
+(across.py) looks at it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, are_repetiti
 from pipeline.audit.findings import Findings, Place
 
 WINDOW = 4
-"""This number of tokens at the end of A, and at the beginning of B, is looked up."""
+"""The number of tokens on each side of a pair's boundary that are looked up: at the end of the first segment, and at
+the beginning of the second."""
 MIN_TOKENS, MIN_DIFFERENT = 12, 5
-"""A pair is skipped if B has fewer than MIN_TOKENS tokens, or if the 2 * WINDOW tokens around the boundary of A and B
-have fewer than MIN_DIFFERENT distinct tokens, because such text recurs by chance."""
+"""A pair is skipped if its second segment has fewer than MIN_TOKENS tokens, or if the 2 * WINDOW tokens around the
+boundary of its segments have fewer than MIN_DIFFERENT distinct tokens, because such text recurs by chance."""
 _FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
 _TABLE_BITS = 22
 
@@ -105,13 +108,13 @@ class Negatives:
 
 @dataclass(slots=True)
 class Sealed:
-    """The negatives (pairs labelled not next) of a shard, sorted by key (a hash of the document and the tokens around
-    the boundary).
+    """The negatives (pairs labelled not next) of a shard, sorted by key. A key is a hash of the document and of the
+    tokens around the boundary between the two segments.
 
-    found (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
-    repetitive (a bool for each negative) is true if the row repeats a few lines. seen (an int64 for each negative) says
-    how often the text around the boundary stands in rows of the document. If that is clearly more often than there are
-    `passes`, the document repeats the text, and the second segment then follows by chance.
+    `found` (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
+    `repetitive` (a bool for each negative) is true if the row repeats a few lines. `seen` (an int64 for each negative)
+    says how often the text around the boundary stands in rows of the document. If that is clearly more often than the
+    document was read (`passes`), the document repeats the text, and the second segment then follows by chance.
     """
 
     keys: UInt64s

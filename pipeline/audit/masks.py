@@ -48,8 +48,8 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """Return bool[n]: whether each row has at least one of the mask sets (choices of positions to predict) that `lists`
-    selects (by a bool for each mask set of the block, or by the numbers of mask sets)."""
+    """Return bool[n]: whether each row has at least one of the mask sets (choices of positions to predict) in `lists`.
+    `lists` has either a bool for each mask set of the block, or the numbers of some mask sets."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -65,11 +65,12 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check which tokens are masked, and what replaces them, in rows that passed check_shape. Add the numbers of
-    [MASK], kept and random tokens to `counts`.
+    """Check which tokens are masked, and what replaces them. Add the numbers of [MASK], kept and random tokens to
+    `counts`. `block` must only have rows that passed check_shape.
 
-    `starts` (bool[tokens]) is true for tokens that begin a word. It comes from find_words, or from join_published for a
-    data set of the published algorithm. `known` (bool[n]) is true for rows whose words are known.
+    `starts` (bool[tokens]) is true for tokens that begin a word, and `known` (bool[n]) is true for rows where `starts`
+    is certain. Both come from find_words. In a data set of the published algorithm, join_published has then changed
+    `starts`.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
@@ -131,11 +132,11 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Holds the words of a block.
+    """Holds the words of a block (rows of a row group).
 
-    begin, length and row (int64[words]) are the index of the first token, the number of tokens and the row of each
-    word. special (bool[words]) is true for words with a token that is never masked, and eligible (bool[words]) for
-    words that masking may choose. of (int64[tokens]) is the index of the word of each token.
+    `begin`, `length` and `row` (int64[words]) are the index of the first token, the number of tokens and the row of
+    each word. `special` (bool[words]) is true for words with a token that is never masked. `eligible` (bool[words]) is
+    true for words that masking may choose. `of` (int64[tokens]) is the index of each token's word.
     """
 
     begin: Int64s
@@ -161,11 +162,11 @@ class _Words:
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return four arrays (int64) with an entry for each word that a mask set (choice of positions to predict) masks,
-    ordered by mask set and word.
+    """Return four arrays (int64). Each has an entry for every word in every mask set (choice of positions to predict)
+    that masks the word. The entries are ordered by mask set, then by word.
 
-    They are the number of the mask set, the number of the word, the index of the word's first masked position in
-    block.positions, and the number of the word's masked pieces. `place` (int64[entries]) is the index in block.ids of
+    The arrays are the number of the mask set, the number of the word, the index of the word's first masked position in
+    block.positions, and the number of the word's masked tokens. `place` (int64[entries]) is the index in block.ids of
     each masked position.
     """
     lists, word = block.entry_lists, words.of[place]
@@ -202,8 +203,8 @@ def _check_words(
 def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
-    """Check that each mask set (choice of positions to predict) has as many positions as its budget. Add budgets and
-    positions to `counts`.
+    """Check that each mask set (choice of positions to predict) has the size of its budget, which is the number of
+    positions that it should have. Add budgets and sizes to `counts`.
 
     A mask set may have fewer positions if no remaining word fits. It may have more if it consists of a single word,
     except in a data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
@@ -230,10 +231,10 @@ def _check_budget(
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """Return the length in tokens (int64) of the shortest eligible word that a mask set leaves unmasked, for each mask
-    set (choice of positions to predict) whose number is in `lists`.
+    """For each mask set (choice of positions to predict) whose number is in `lists`, return the length (int64, in
+    tokens) of the shortest word that masking may choose and that the mask set leaves unmasked.
 
-    If a mask set leaves no such word, its entry is the largest int64.
+    The length is the largest int64 if there is no such word.
     """
     per_row = np.bincount(words.row, minlength=len(block))
     first = np.cumsum(per_row) - per_row

@@ -1,7 +1,7 @@
 """Checks each row of one row group: layout, ids, lengths, labels, documents.
 
-Pure: takes a block (the row group as arrays) and adds to Findings and Counts. The masks of a row are checked (masks.py)
-only if the row passes these checks.
+Pure: takes a block (the row group as arrays) and adds to Findings and Counts. If a row fails these checks, its masks
+are not checked (masks.py).
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class Counts:
     lengths: dict[int, int] = field(default_factory=dict)
     """The number of rows by length in tokens."""
     source_rows: dict[int, int] = field(default_factory=dict)
-    """The number of rows by index of the source, and in `source_tokens` the number of tokens."""
+    """The number of rows by index of the source. `source_tokens` has the number of tokens in the same way."""
     source_tokens: dict[int, int] = field(default_factory=dict)
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
-    """What each shortcut (a rule that guesses the next-sentence label without looking at the text) has counted. See
-    pipeline/instances/shortcuts.py.
-    """
+    """The counts of each shortcut (a rule that guesses the next-sentence label without reading the text), by the name
+    of the shortcut. See count_shortcuts in pipeline/instances/shortcuts.py."""
 
     def merge(self, other: Counts) -> None:
         """Add `other` to these sums."""
@@ -64,9 +63,11 @@ class Counts:
 
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check`, or as notes if `note`.
+    """Add the rows for which `wrong` (bool[n]) is true to `findings`: as faults of the check `check`, or as notes (odd
+    but explained) if `note` is true.
 
-    `text` describes the first of these rows. Fields in it such as {length} are replaced by the values of that row.
+    `text` describes the first of these rows. Fields in `text`, such as {length}, are replaced by the values of that
+    row.
     """
     rows = np.flatnonzero(wrong)
     if rows.size:
@@ -76,8 +77,9 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
-    """Check every row and add the results to `findings` and `counts`. Return bool[n]: true for rows whose layout and
-    ids (in the row and in its mask sets, the choices of positions to predict) have no fault."""
+    """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows whose
+    layout is right and whose ids are inside the vocabulary. These are the ids of the row and those that the model gets
+    at masked positions."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):

@@ -1,5 +1,6 @@
-"""Audits a whole data set in two rounds of processes: one job per shard, then one job per part of the spill (temporary
-records of all rows and documents)."""
+"""Audits a whole data set in two rounds of processes. In the first round, one job per shard checks the shard and writes
+temporary records of its rows and documents. In the second, one job per part of these records checks for what is in
+several shards."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Audit:
     tokens: int
     findings: Findings
     shortcuts: list[Shortcut]
-    """The accuracy of each shortcut, a rule that guesses the next-sentence label without looking at the text."""
+    """The accuracy of each shortcut, a rule that guesses the next-sentence label without reading the text."""
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
@@ -191,8 +192,8 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
 def _check_repeated(foreign: Any, rows: Sequence[int], names: Sequence[str], *, findings: Findings) -> None:
     """Report each shard that has more than half of its rows in common with other shards.
 
-    `foreign` (int64[shards]) is the number of rows of each shard that are in other shards too. `rows` and `names` have
-    the number of rows and the path of each shard.
+    For each shard, `foreign` (int64[shards]) has the number of rows that are in other shards too, `rows` has the number
+    of rows, and `names` has the path.
     """
     findings.looked("repeated shards", len(names))
     for name, repeated, count in zip(names, foreign.tolist(), rows, strict=True):
@@ -202,11 +203,13 @@ def _check_repeated(foreign: Any, rows: Sequence[int], names: Sequence[str], *, 
 
 
 def _check_even(documents: Any, all_tokens: Sequence[int], manifest: Manifest, *, findings: Findings) -> None:
-    """Check that no shard is smaller than the build allows, if its split (train or validation) has several shards.
+    """Check that no shard is smaller than the build allows. A shard is not checked if it is the only one of its split
+    (train or validation).
 
-    Each shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the numbers found. It also needs
-    at least MIN_SHARE_OF_MEAN / 2 times the mean number of tokens in a bucket (a group of documents; one or more
-    buckets become a shard). If the config does not give the number of buckets, twice the number of shards is assumed.
+    A shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the number in each shard. A shard
+    also needs a minimum of tokens. The build divides a split into buckets (groups of documents), and makes each shard
+    from one or more of them. The minimum is the mean number of tokens in a bucket, times MIN_SHARE_OF_MEAN / 2. If the
+    config does not give the number of buckets, it is taken to be twice the number of shards.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):

@@ -65,7 +65,8 @@ def _read_manifest_once(root: str, audit: str) -> Manifest:
 class Result:
     """The result of auditing one shard.
 
-    token_counts (int64[vocabulary]) counts each token id; it is None if some rows could not be read.
+    `token_counts` (int64[vocabulary]) has the number of occurrences of each token id; it is None if some rows could not
+    be read.
     """
 
     findings: Findings
@@ -169,11 +170,11 @@ def _read_again(
     *,
     result: Result,
 ) -> None:
-    """Read the row groups with numbers `groups` again, for two checks.
+    """Read the row groups whose numbers are in `groups` a second time, for two checks.
 
-    One reports those of `negatives` (pairs labelled not next) whose second segment follows the first in the text after
-    all. The other counts for shortcuts, which guess labels without looking at the text: see
-    pipeline/instances/shortcuts.py.
+    The first reports each of the `negatives` (pairs labelled not next) that is wrong, because another row shows that
+    its second segment follows the first. For the second, rows are counted, so that the accuracy of shortcuts (rules
+    that guess labels without reading the text) can be computed over all shards (pipeline/instances/shortcuts.py).
     """
     sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
     num_sources = len(job.manifest.sources)
@@ -194,8 +195,8 @@ def _check_entry(
     """Compare the shard's manifest entry with what was counted.
 
     `rows` and `tokens` have the number of rows and of tokens in each row group. `masked` is the number of masked
-    positions in the shard, and `most` is the largest number in one mask set (choice of positions to predict in one
-    row).
+    positions in the shard. `most` is the largest number of masked positions in one mask set (choice of positions to
+    predict in one row).
     """
     entry = job.entry
     for what, stated, found in (

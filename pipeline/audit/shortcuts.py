@@ -1,10 +1,11 @@
-"""Finds out how many next-sentence labels shortcuts tell (see pipeline/instances/shortcuts.py).
+"""Measures how often shortcuts guess the next-sentence label right (see pipeline/instances/shortcuts.py).
 
-A shortcut is a simple rule that guesses the next-sentence label without looking at the text.
+A shortcut is a simple rule that guesses the label without reading the text, for example from the sources of the two
+segments.
 
-A row names the document of its second segment but not the source of that document. The source is found in the rows of
-that document: all rows of a document are in one shard, so every shard can look up all it needs, with 10 bytes a
-document.
+A row has the id of the document of its second segment, but not the source of that document. The source is looked up in
+rows whose first segment is from that document. All rows of a document are in one shard, so every shard can be measured
+separately, with 10 bytes of memory a document.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _UNKNOWN = "?"
 
 @dataclass(slots=True)
 class Sources:
-    """Maps the documents of a shard to their sources. Call `add` for every block, and then `count` for every block."""
+    """Maps the documents of a shard to their sources. First call `add` for every block (rows of a row group), then
+    `count` for every block."""
 
     keys: list[UInt64s] = field(default_factory=list)
     numbers: list[np.ndarray[tuple[int], np.dtype[np.uint16]]] = field(default_factory=list)
@@ -46,7 +48,9 @@ class Sources:
         self.numbers.append(block.source[first].astype(np.uint16))
 
     def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
-        """Add to counts.shortcuts what each shortcut counts over the rows of `block`."""
+        """Count the rows of `block` by label and by what each shortcut sees in a row, and add the numbers to
+        counts.shortcuts. A shortcut is a rule that guesses the next-sentence label without reading the text. Its
+        accuracy is computed from the numbers of all shards."""
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
@@ -68,11 +72,12 @@ class Sources:
 
 
 def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> list[Shortcut]:
-    """Return the accuracy of each shortcut, and add those that are right too often to `findings`.
+    """Return the accuracy of each shortcut (a rule that guesses the next-sentence label without reading the text). Add
+    the shortcuts that are right too often to `findings`.
 
-    A shortcut with an accuracy above FAIL_ABOVE is a fault, or a note if the pairs are made by the published algorithm,
-    which has such shortcuts. One between WARN_ABOVE and FAIL_ABOVE is a note. Only pairs whose `next_sentence` is
-    random_document are judged.
+    A shortcut with an accuracy above FAIL_ABOVE is a fault. In a data set of the published algorithm, which is known to
+    have such shortcuts, it is a note. A shortcut with an accuracy between WARN_ABOVE and FAIL_ABOVE is always a note.
+    Shortcuts are judged only if the setting `next_sentence` is random_document.
     """
     languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
     languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))

@@ -1,7 +1,8 @@
-"""Finds where words begin in rows of token ids, by marks in the tokens or by tokenizing a sample of rows again.
+"""Finds where words begin in rows of token ids, from the form of the tokens or by tokenizing a sample of rows again.
 
-WordPiece marks the pieces that continue a word, and BPE the pieces that end a word. Byte-level BPE marks neither, so up
-to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If a row gives the same ids, its words are known.
+WordPiece marks tokens that continue a word ("##ing"), and BPE may mark tokens that end a word. Byte-level BPE marks
+neither, so up to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If this gives the ids of the row,
+the words of the row are known.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """Return the vocabulary with its arrays by token id, such as whether a token continues a word.
+    """Return the Vocabulary: arrays by token id that say, for example, whether a token continues a word.
 
-    `tokens` has the text of each token, by id. `special` has the ids of all special tokens, and `names` maps unk, cls,
-    sep and mask to their ids. `backend` is the tokenizer, which tells how its tokens show where words begin or end.
+    `tokens` has the text of each token, by id. `special` has the ids of all special tokens. `names` maps "unk", "cls",
+    "sep" and "mask" to their ids. `backend` is the tokenizer; its model says how tokens show where words begin or end.
     """
     model = json.loads(backend.to_str())["model"]
     prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
@@ -41,11 +42,12 @@ def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, in
 
 
 def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | None) -> tuple[Bools, Bools]:
-    """Return whether each token begins a word, bool[tokens], and whether the words of each row are known, bool[n].
+    """Return (starts, known). `starts` (bool[tokens]) is true for tokens that begin a word, and `known` (bool[n]) is
+    true for rows where `starts` is certain.
 
     Special tokens and the first token of a segment begin a word too. The rows must have the layout [CLS] A [SEP] B
-    [SEP] (or [CLS] A [SEP]) and ids inside the vocabulary. Without `backend` (the tokenizer), no words are known if
-    the tokens do not show where words begin or end.
+    [SEP] (or [CLS] A [SEP]) and ids inside the vocabulary. `backend` is the tokenizer. If it is None, and the tokens do
+    not show where words begin or end, `known` is false everywhere.
     """
     ids = block.ids
     known = np.ones(len(block), np.bool_)
@@ -66,10 +68,8 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Return a changed copy of `starts` (bool[tokens]: whether each token begins a word), as the published algorithm
-    sees words. If the first token of a second segment begins with "##", it continues the last word of the first
-    segment.
-    """
+    """Return `starts` (bool[tokens]: whether each token begins a word) with the words of the published algorithm.
+    There, if the first token of a second segment begins with "##", it continues the last word of the first segment."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)

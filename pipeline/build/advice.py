@@ -1,6 +1,7 @@
 """Warns of settings that are valid but probably a mistake, before anything is read. Pure.
 
-Such a mistake costs a whole build: sentence rules of another language, or a vocabulary that cannot represent the text.
+Examples are sentence rules of another language, and a vocabulary that cannot represent the text. Noticed late, such a
+mistake costs a whole build.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _OF_COUNTRIES = {
     "ua": "uk",
     "vn": "vi",
 }
-"""Maps country codes that are often given by mistake to the language code that was meant. Read as a language, such a
-code names another language or none (kr is Kanuri)."""
+"""Maps country codes that are often given by mistake to the language code that was meant. As a language code, such a
+country code names another language (kr is Kanuri) or none."""
 _FEW_CAPITALS = 0.01
 _FEWEST_PREDICTIONS = 0.8
 """Share of the targets of a full row that max_predictions must leave room for."""
@@ -109,9 +110,9 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
     """Raise ValueError if all sources are books, and there are too few books to hold some out for validation.
 
-    Each book is held out by chance, with all of its chapters. There are too few books if, with a chance of more than
-    99%, the validation data or the training data would get fewer books than they need, or if there are not enough books
-    for both. If there are too few files, the books in them are counted, because a file may have several.
+    Each book is held out by chance, with all of its chapters. Training and validation each need a minimum of books.
+    There are too few books if they do not cover both minimums, or if the chance that one of the two gets too few is
+    above 99%. If there are too few files, the books in them are counted, because a file may have several.
     """
     kinds = {source.kind for source in config.sources}
     if kinds != {"books"} or not config.validation_fraction or any(split.end != -1 for split in splits):
@@ -142,8 +143,8 @@ def _count_books(split: Split, *, source: SourceConfig) -> int:
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
-    """Yield a warning if the tokenizer drops characters that its vocabulary lacks, which BPE without unk_token and
-    byte_fallback does. `path` is the tokenizer's file."""
+    """Yield a warning if the tokenizer drops characters that its vocabulary lacks. BPE does this if it has neither
+    unk_token nor byte_fallback. `path` is the tokenizer's file."""
     gone = [letter for letter in RARE_LETTERS if not backend.encode(letter, add_special_tokens=False).ids]
     if gone:
         yield (

@@ -108,8 +108,9 @@ def build_graph(
 def find_near_duplicates(
     pipeline: beam.Pipeline, whole: beam.PCollection, *, context: BuildContext
 ) -> beam.pvalue.AsSingleton:
-    """Add the search for near duplicates to `pipeline`. `whole` has the sum of all SplitResults. Return a side input:
-    the file that lists the documents to leave out (see dedup.read_dropped)."""
+    """Add the steps that search for near duplicates to `pipeline`. `whole` has one element, the sum of all
+    SplitResults. Return the result as a side input (an argument of later steps): the path of the list of documents to
+    leave out (see dedup.read_dropped)."""
     parts = range(count_parts(context.buckets))
     bands = whole | "Band files" >> beam.Map(_bands_of)
     matches = (
@@ -292,8 +293,8 @@ def write_shard(
     near: Mapping[bytes, Match],
     report: WorkReport,
 ) -> BuildResult:
-    """Return the result of the shard `name`. If an earlier start of the build wrote this shard from the same documents,
-    the result comes from the shard's record.
+    """Return the result of building the shard `name`. If an earlier start of the build wrote this shard from the same
+    documents, the result comes from the shard's record.
 
     Otherwise build the shard and record its result. `near` has the near duplicates to leave out, by id.
     """
@@ -323,9 +324,9 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). If a worker has failed at
-    another split or shard, adding to the report raises AbandonedError. `key` identifies the split or shard of this
-    report."""
+    """Return a progress report (WorkReport) that also adds to Beam's counters (cloze/read_documents ...). `key`
+    identifies the split or shard of this report. If a worker has failed at another split or shard, adding to the report
+    raises AbandonedError."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)
@@ -339,8 +340,8 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[bytes] = ()) -> BucketCount:
-    """Return the counts of the distinct documents that a bucket keeps. Only the index of each extent (a range of a
-    file) is read. `near` has the ids of near duplicates to leave out."""
+    """Return the number of distinct documents, and of their tokens, in one bucket (a group of documents). Only the
+    index of each extent (a range of a file) is read. `near` has the ids of near duplicates, which are not counted."""
     index = read_index(extents)
     kept = index.distinct()
     if near:

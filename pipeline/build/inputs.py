@@ -49,14 +49,14 @@ class BuildInputs:
 
     @property
     def contents(self) -> dict[str, str]:
-        """Maps each file's path to a text that identifies the file's content: the fingerprint and, for a large file,
-        the time of the last change."""
+        """A map from each file's path to a text that identifies the file's content: the fingerprint (a hash) and, for a
+        large file, also the time of the last change."""
         return {path: f"{found} {self.modified.get(path, '')}" for path, found in self.fingerprints.items()}
 
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
-    """Return the splits of the config's sources, with the fingerprints and times of their files. Raises what
-    list_splits raises."""
+    """Return the splits (parts of the input) of the config's sources, with the fingerprints (hashes) and times of their
+    files. Raises what list_splits raises."""
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)
@@ -67,9 +67,9 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
 def describe_identity(
     config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
 ) -> dict[str, Any]:
-    """Return the identity of a build. Two builds with equal identities make the same data set. The keys are config,
-    inputs, modified, versions, code and, if `tokenizer` is given, vocabulary_hash. `tokenizer` is the tokenizer of the
-    given vocabulary, or None if a vocabulary will be trained."""
+    """Return the identity of a build. Two builds with equal identities make the same data set. The keys are "config",
+    "inputs", "modified", "versions", "code" and, if `tokenizer` is given, "vocabulary_hash". `tokenizer` is the
+    tokenizer of the given vocabulary, or None if a vocabulary will be trained."""
     paths = {
         name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
         for name in config.source_names

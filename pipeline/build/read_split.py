@@ -1,4 +1,5 @@
-"""Turns one split (a part of the input) into a spill file of tokenized documents: read, clean, tokenize, count.
+"""Turns one split (a part of the input) into a spill file (an intermediate file) of tokenized documents: read, clean,
+tokenize, count.
 
 Every document is counted. A split is finished once its record is written (pipeline/runtime/ledger.py). A later start of
 the build then uses the record instead of reading the split again.
@@ -40,10 +41,10 @@ class SplitResult:
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
-    """Return the result of reading a split. If an earlier start of the build finished the split, the result comes from
-    the split's record.
+    """Return the result of reading a split (a part of the input). If an earlier start of the build finished the split,
+    the result comes from the split's record.
 
-    Otherwise read the split, write its documents to a spill file, and record the result.
+    Otherwise read the split, write its documents to a spill file (an intermediate file), and record the result.
     """
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = context.ledger.find("split", key=split_key(split, context=context))
@@ -81,10 +82,11 @@ def spill_documents(
     report: WorkReport,
     key: int = 0,
 ) -> SplitResult:
-    """Clean and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
+    """Filter and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
 
-    Return the counts, and the places of the documents in the file. Whatever is left out is counted by reason. On an
-    error no file remains.
+    Return the counts, and the places of the documents in the file. A Drop in `items` (something that was left out) is
+    counted by its reason. A Note, which is a kind of Drop, is counted by its reason too, but as an event for which
+    nothing was left out. On an error no file remains.
     """
     tally = ReadTally()
     source = context.config.sources[split.source]
@@ -174,19 +176,20 @@ def list_written(result: SplitResult, *, folder: str) -> set[str]:
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: the fields of `split`, "input", which identifies the content of the split's
-    file, and "hold_out", which identifies the texts to keep out, if there are any.
+    """Return the key of a split's record: a dict of the fields of `split`, of "input", a text that identifies the
+    content of the split's file, and of "hold_out", which identifies the texts to keep out, if there are any.
 
-    The settings for reading are not in the key, because the hash of the whole build covers them.
+    The key has no settings for reading. Records are valid only for one build, and the hash of the build covers all
+    settings.
     """
     held = {"hold_out": storage.base_name(context.hold_out)} if context.hold_out else {}
     return {**asdict(split), "input": context.inputs[split.path], **held}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data with the keys tally (counts), spills (the files of tokens) and bands (the files of
-    signatures and band keys). Files are named without folders, because the output may be moved before the build
-    continues."""
+    """Return the result as JSON data. The keys are "tally" (counts), "spills" (the files of tokens) and "bands" (the
+    files of signatures and of band keys, the hashes for finding near duplicates). Files are named without folders,
+    because the output may be moved before the build continues."""
     spills = [[spill.name, spill.key, spill.table, astuple(spill.buckets)] for spill in result.spills]
     bands = [[band.keys, band.signatures, band.table] for band in result.bands]
     return {"tally": reads_to_tree(result.tally), "spills": spills, "bands": bands}

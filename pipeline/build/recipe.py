@@ -61,13 +61,13 @@ from pipeline.vocabulary import (
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
-    """Build the data set that `config` describes in config.output, and return its manifest. `say` shows messages to the
-    user.
+    """Build the data set that `config` describes in the folder config.output, and return its manifest. `say` shows
+    messages to the user.
 
-    A finished data set of the same config and inputs stays unchanged. The build of an unfinished data set is continued.
-    Its finished splits and shards are used if they still match their hashes. Raises ValueError for whatever the user
-    can fix; the message names the place, the value and the remedy. If the input or the settings are at fault, nothing
-    stays in config.output.
+    If the folder has a finished data set of the same config and inputs, it stays unchanged. If it has an unfinished
+    one, the build is continued: splits and shards that were finished are used if they still match their hashes. Raises
+    ValueError for whatever the user can fix; the message names the place, the value and the remedy. If the input or the
+    settings are at fault, nothing stays in config.output.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
@@ -158,11 +158,8 @@ def find_or_train_vocabulary(
     beam_options: Sequence[str],
     cluster: DaskCluster | None,
 ) -> WordTokenizer:
-    """Return the tokenizer of the vocabulary that an earlier run of this build has trained, or None.
-
-    It is None if the config names a vocabulary (vocabulary.path), if no earlier run got so far, or if the file of the
-    vocabulary has changed since.
-    """
+    """Return the tokenizer of a vocabulary trained from the sources. If an earlier start of this build has trained the
+    vocabulary, use it; otherwise train it now. `say` shows messages to the user."""
     tokenizer = find_trained_vocabulary(config, output=output, say=say)
     if tokenizer is None:
         scratch = output.folder("vocabulary")
@@ -176,8 +173,9 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """Return the tokenizer of the vocabulary that an earlier start trained for this build alone. Return None if
-    vocabulary.path is set, or if the vocabulary's file is missing or has changed."""
+    """Return the tokenizer of the vocabulary that an earlier start of this build has trained for its own use. Return
+    None if vocabulary.path is set, if no vocabulary was trained, or if the vocabulary's file is missing or has
+    changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
@@ -237,8 +235,8 @@ def list_held_texts(inputs: BuildInputs, *, folder: Any, say: Say) -> None:
 
 
 def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
-    """Remove what an earlier start of the build left of unfinished splits and shards. If `resumes`, print how many
-    splits and shards that start has recorded as finished."""
+    """Remove the files of splits (parts of the input) and shards that an earlier start of the build did not finish. If
+    `resumes` is true, print how many splits and shards have a record that says they are finished."""
     found = sweep_work(context, splits=splits)
     if resumes:
         of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
@@ -290,8 +288,8 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove all spill files, shards and records of the build, except those of finished splits in `splits` and of
-    finished shards. Without `keep_shards`, remove all shards too.
+    """Remove spill files (intermediate files), shards and records of the build. Keep those of finished splits in
+    `splits`, and, if `keep_shards` is true, those of finished shards.
 
     Return how many records remain of each kind ("split" and "shard").
     """
@@ -302,8 +300,8 @@ def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards:
 def say_what_was_done(
     progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
 ) -> None:
-    """Print how much was read and written, which damaged splits and shards were rebuilt, and how many were kept from an
-    earlier start."""
+    """Print how much was read and written, and which splits and shards were rebuilt because they were damaged. If
+    `resumes` is true, also print how many splits and shards of an earlier start were kept."""
     say(progress.summary())
     for fault in context.ledger.take_damaged():
         say(f"damaged, so rebuilt: {fault}")
@@ -313,7 +311,8 @@ def say_what_was_done(
 
 
 def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, result: BuildResult, say: Say) -> None:
-    """Write the documents that were left out to the folder cleaning.keep_rejects, if it is set."""
+    """Write rejects.jsonl, which has the documents that were left out, to the folder that the setting
+    cleaning.keep_rejects names. Do nothing if the setting is null."""
     if config.cleaning.keep_rejects is None:
         return
     folder = scratch / "rejects"

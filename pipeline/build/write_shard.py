@@ -72,14 +72,14 @@ def build_shard(
     near: Mapping[bytes, Match] = MappingProxyType({}),
     report: WorkReport | None = None,
 ) -> BuildResult:
-    """Build the shard of one bucket (a group of documents). Return the shard's manifest entry and the counts of the
-    shard's content.
+    """Build one shard from the documents in `extents` (ranges of spill files). Return the shard's manifest entry, and
+    the counts of the shard's content.
 
-    The file is `folder`/(last part of `name`); `name` is the file's path in the manifest. The file is written and
-    verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store,
-    the file is written in a local temporary folder and uploaded. `near` has the near duplicates to leave out, by id.
-    `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content than was
-    written. After any error the written file is removed.
+    `name` is the path of the file in the manifest, and its last part is the name of the file in `folder`. The file is
+    written and verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an
+    object store, the file is written in a local temporary folder and uploaded. `near` has the near duplicates to leave
+    out, by id. `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content
+    than was written. After any error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -184,7 +184,7 @@ def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.i
 
 
 def _permute(documents: Sequence[TokenizedDocument], instances: Instances, *, seed: int) -> npt.NDArray[np.int64]:
-    """Return int64[rows]: a random order of the rows, which depends only on the bucket's documents and the seed."""
+    """Return int64[rows]: a random order of the rows, which depends only on `documents` and `seed`."""
     content = draws.key_bytes(seed, *(document.id for document in documents))
     return draws.generator(seed, "permute", content).permutation(len(instances))
 
@@ -296,10 +296,11 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count text tokens in `tally` by position, and by the number of pieces of the word that the token is in.
+    """Count the tokens of the text, which are all tokens but [CLS] and the [SEP] at the end of a segment. Add to
+    `tally` their numbers by position in the row, and by the number of tokens of the word to which they belong.
 
-    Return this number of pieces for each token, uint8[tokens]. It is at most WORD_PIECES, and 0 for [CLS] and closing
-    [SEP]s.
+    Return uint8[tokens]: for each token, the number of tokens of its word. The number is at most WORD_PIECES. It is 0
+    for tokens that are not text.
     """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)

@@ -32,8 +32,8 @@ class DocumentFilter:
         self._stop_words = stop_words(source.language)
 
     def reject(self, document: Document) -> Drop | None:
-        """Return why this document must be left out (the reason, the measured value and the limit), or None if it is
-        kept."""
+        """Return a Drop that says why this document must be left out (the reason, and the measured value beside the
+        limit). Return None if the document is kept."""
         if self._active:
             for reason, measured in self._faults(document):
                 return Drop(reason, document.name, measured)
@@ -82,9 +82,11 @@ class DocumentFilter:
 
 
 def beginning(document: Document) -> str:
-    """Return the first EXCERPT_CHARACTERS + 1 characters of a document, with one sentence per line.
+    """Return the first EXCERPT_CHARACTERS + 1 characters of a document, or all if it has fewer, with one sentence per
+    line.
 
-    From the additional character, `excerpt` knows that the text is longer than what it shows.
+    An excerpt shows EXCERPT_CHARACTERS characters. From the additional one, `excerpt` knows that the document is
+    longer.
     """
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:

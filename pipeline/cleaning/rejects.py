@@ -1,6 +1,7 @@
 """Writes the documents that were left out (rejects) to a file for people to read: sorted lines, one JSON object each.
 
-Workers write sorted files of bounded size (runs). Merging these gives the same bytes for any number of workers.
+Workers write sorted files of bounded size (runs). However many workers there are, merging the runs gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class RejectWriter:
 
 
 def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
-    """Merge the sorted files `runs` into `folder`/rejects.jsonl, and return the path or URL of this file. It appears
-    only once it is complete.
+    """Merge the sorted files `runs` into `folder`/rejects.jsonl, and return the path or URL of this file. The file
+    appears under this name only once it is complete.
 
     At most 64 files are open at a time. Intermediate files are left in `scratch`.
     """

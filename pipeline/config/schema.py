@@ -276,8 +276,8 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """The largest number of masked positions in a row: max_predictions, or the default of this setting if it is
-        null."""
+        """The largest number of masked positions in a row: max_predictions, or, if this setting is null,
+        masked_probability x max_seq_length rounded up."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))

@@ -84,7 +84,8 @@ class Special(Settings):
 
 
 class Manifest(Settings):
-    """Everything that identifies a data set, and how it was built."""
+    """Everything that identifies a data set: its files, the settings and versions that shaped them, and counts of the
+    content."""
 
     schema_version: int
     """The version of the columns (dataset.schema.SCHEMA_VERSION)."""
@@ -118,7 +119,8 @@ class Manifest(Settings):
     drops: dict[str, int]
     """The number of documents, pages or sentences left out, by reason."""
     statistics: dict[str, Any]
-    """The counts that the report and the data card show: the keys are sources, text, notes and splits."""
+    """The counts and measurements that the report and the data card show. The keys are "sources", "text", "shortcuts",
+    "notes" and "splits"."""
 
     @property
     def hash(self) -> str:
@@ -128,9 +130,10 @@ class Manifest(Settings):
 
     @property
     def best_shortcut(self) -> float | None:
-        """The share of next-sentence labels that the best rule tells without reading the text, such as by lengths.
+        """The share of next-sentence labels that the best shortcut guesses right. A shortcut is a rule that does not
+        read the text, but uses, for example, the lengths of the segments.
 
-        None if the data set has no labels or does not record the rules.
+        None if the data set has no labels or does not record its shortcuts.
         """
         return max(self.statistics.get("shortcuts", {}).values(), default=None)
 
@@ -147,9 +150,9 @@ class Manifest(Settings):
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Return counts of the rows of one split by length: entry n is the number of rows with n tokens.
+        """Return the number of rows of one split by length: entry n is the number of rows with n tokens.
 
-        Raises DataSetError if these counts do not add up to the rows and tokens of the shards.
+        Raises DataSetError if these numbers do not add up to the rows and tokens of the shards.
         """
         found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
         if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
@@ -166,7 +169,8 @@ def canonical_json(tree: Any) -> bytes:
 
 
 def shard_name(split: SplitName, index: int, count: int) -> str:
-    """Return the relative path of shard `index` of `count`, such as data/train-00000-of-00064.parquet."""
+    """Return the relative path of shard number `index` of the `count` shards of a split, such as
+    data/train-00000-of-00064.parquet."""
     return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
 
 
@@ -185,8 +189,8 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
 def read_manifest(root: str | Path) -> Manifest:
     """Read manifest.json in `root`, compare its content with the hash that it contains, and return the manifest.
 
-    Raises DataSetError if it is missing, damaged, edited or of another version, and OSError if an object store cannot
-    be reached or denies access.
+    Raises DataSetError if the file is missing, damaged, edited or of another version. Raises OSError if an object store
+    cannot be reached or denies access.
     """
     path = storage.join(root, MANIFEST_NAME)
     try:
@@ -222,8 +226,8 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the path of the data set that has `root` as a folder or shard. Return None if `root` is in no data set, or
-    if the object store does not say."""
+    """Return the path of the data set in which `root` is a folder or a file. Return None if `root` is in no data set,
+    or if the object store cannot be asked."""
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
@@ -257,7 +261,7 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
 def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
     """Check the files of `shards` (entries of the manifest) in the data set `root`, as verify_shard does.
 
-    On an object store, several are checked at once. Raises DataSetError for the first mismatch.
+    On an object store, several files are checked at the same time. Raises DataSetError for the first mismatch.
     """
     if not storage.is_url(root):
         for shard in shards:

@@ -68,7 +68,7 @@ def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Sc
 def token_counts_schema() -> pa.Schema:
     """Return the Arrow schema of token_counts.parquet, which counts each token id in the training rows.
 
-    The columns are id, token (its text) and count. Special tokens have the count 0.
+    The columns are `id`, `token` (the text of the token) and `count`. Special tokens have the count 0.
     """
     return pa.schema(
         [

@@ -1,7 +1,7 @@
-"""Counts the duplicates and near duplicates that are dropped from a bucket (a group of documents).
+"""Counts the documents of a bucket (a group of documents) that are dropped as duplicates or near duplicates.
 
-Copies of a text share a bucket, because a hash of the text selects the bucket. The names of the documents come from the
-index of the spill files.
+Copies of a text are in the same bucket, because a hash of the text selects the bucket. The names of the documents come
+from the index of the spill files (intermediate files with tokenized documents).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 
 
 class Match(NamedTuple):
-    """The document that a near duplicate resembles: the name of this document, and the estimated similarity (the share
-    of shingles, runs of words, that the two have in common)."""
+    """The document that a near duplicate resembles: its `name`, and the estimated `similarity` of the two (the share of
+    shingles, runs of words, that they have in common)."""
 
     name: str
     similarity: float
@@ -32,11 +32,11 @@ class Match(NamedTuple):
 
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
     """Return counts and examples of the documents in `extents` (ranges of spill files) that are dropped as copies or
-    near duplicates, and write these documents to `rejects` (the files of documents left out).
+    near duplicates. Write these documents to `rejects` (the files of documents left out).
 
-    `near` maps the id of each near duplicate to its match. Of several copies, one is kept: the first by index into
-    config.source_names, then by name, then by index into config.sources. None is kept of a document that is marked as
-    held out. Memory holds one name for each text with copies, however many copies there are.
+    `near` maps the id of each near duplicate to its match. One of several copies is kept: the first by index into
+    config.source_names, then by name, then by index into config.sources. If the id is marked as held out, none is kept.
+    Memory holds one name for each text with copies, however many copies there are.
     """
     tally = ReadTally()
     copies, held_out = _repeated_ids(extents)

@@ -1,5 +1,5 @@
-"""Finds near duplicates by MinHash and banding, which compares only documents that agree in a band (part) of their
-signatures (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
+"""Finds near duplicates by MinHash and banding: a band is a part of a signature, and two documents are compared only if
+they agree in a band (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
 
 Pure: results depend only on the set of documents, not on their order, on paths or on workers. Computing signatures
 reads about 3 MB of text a second.
@@ -34,8 +34,9 @@ _NAME_BYTES = 64
 MATCH_TYPE = np.dtype(
     [("id", "V16"), ("words", "<i8"), ("kept_id", "V16"), ("similarity", "<f4"), ("kept_name", f"S{_NAME_BYTES}")]
 )
-"""The record of a match: a document (id, words), a better-ranked document that it resembles (kept_id, kept_name), and
-the estimated similarity (the share of common shingles). words is the number of words."""
+"""The record of a match: a document (`id`, and `words`, its number of words), a better-ranked document that it
+resembles (`kept_id`, `kept_name`), and the estimated `similarity` (the share of shingles, runs of words, that the two
+have in common)."""
 
 
 def shingle_hashes(sentences: Sequence[str], *, words: int) -> tuple[npt.NDArray[np.uint32], int]:
@@ -64,7 +65,8 @@ class Signer:
         self._empty = MinHash(num_perm=config.permutations, seed=config.seed, hashfunc=int)
 
     def sign(self, sentences: Sequence[str]) -> tuple[Signatures, int] | None:
-        """Return the signature, uint32[permutations], and the number of words, or None for a document without words."""
+        """Return the signature, uint32[permutations], and the number of words. Return None for a document without
+        words."""
         hashes, words = shingle_hashes(sentences, words=self._config.shingle_words)
         if not words:
             return None
@@ -77,11 +79,11 @@ class Signer:
 
 @cache
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """Return the number of bands of a signature, and the number of its entries (rows) in each band.
+    """Return (number of bands of a signature, number of entries in each band). The second number is called rows.
 
-    Two documents are compared if they agree in a whole band. More rows mean fewer comparisons, but more pairs are
-    missed. So the result has the largest number of rows with which two documents whose similarity is `threshold` are
-    compared with at least 98% probability. `permutations` is the number of entries of a signature.
+    Two documents are compared if they agree in a whole band. With more rows, fewer documents are compared, but more
+    near duplicates are missed. So the result has the largest number of rows with which two documents whose similarity
+    is `threshold` are compared with at least 98% probability. `permutations` is the number of entries of a signature.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
@@ -108,13 +110,13 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """Return the near duplicates among documents that share a band key (a hash of part of a signature), as an array of
-    MATCH_TYPE.
+    """Return the pairs of near duplicates among documents that share a band key (a hash of part of a signature), as
+    records of MATCH_TYPE.
 
-    `ids`, `words` (numbers of words), `names` and `signatures` have an entry for each document. Documents are ranked by
-    falling number of words, then by id. Each document is compared with the 16 documents of the best rank and with the
-    16 ranked just before it, so the cost is linear in the number of documents. A document has at most four matches.
-    Copies (equal ids) count once.
+    `ids`, `words` (numbers of words), `names` and `signatures` have an entry for each document. Documents are ranked:
+    the one with most words is best, and among equals the one with the lowest id. Each document is compared with the 16
+    best of all documents and with the 16 ranked just before it, so the cost is linear in the number of documents. At
+    most four better-ranked documents are recorded for each document. Copies (equal ids) count as one document.
     """
     first = {ids[index]: index for index in sorted(range(len(ids)), key=lambda index: names[index], reverse=True)}
     ranked = sorted(first.values(), key=lambda index: (-words[index], ids[index]))

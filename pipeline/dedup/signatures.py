@@ -1,8 +1,9 @@
-"""Files of the search for near duplicates: for each split of the input, its signatures and its band keys.
+"""Files of the search for near duplicates. Each split (part of the input) has a file of signatures and a file of band
+keys.
 
-A band key (a hash of part of a signature) modulo the number of partitions selects a partition. So documents that share
-a key meet in one partition, which loads only the signatures of these documents. A table at the end of a file of keys
-says where the keys of each partition lie, so only names of files cross the engine.
+A band key is a hash of part of a signature, and its value modulo the number of partitions selects a partition. So
+documents that share a key meet in one partition, which loads the signatures of these documents only. A table at the end
+of a file of keys says where the keys of each partition lie, so only names of files cross Beam's shuffle.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from pipeline.shuffle import Table, read_each, read_table_row, write_table
 
 _FLUSH_DOCUMENTS = 4096
 _ROWS_AT_ONCE = 100_000
-"""Groups are loaded together until they hold this many signatures (70 MB). A group is never divided."""
+"""Groups are loaded together until they hold this number of signatures (70 MB). A group is never divided."""
 _ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
 
 
 class _Row(NamedTuple):
-    """A document and its signature, as the bytes of uint32[permutations]."""
+    """A document (id, number of words, name) and its MinHash signature: the bytes of uint32[permutations]."""
 
     id: bytes
     words: int
@@ -72,10 +73,11 @@ class BandFile:
 
 class SignatureWriter:
     """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
-    `folder`, or nothing if `config` is None.
+    `folder`. Does nothing if `config` is None.
 
-    The files' names begin with `name`. The keys are divided into `partitions` partitions. Memory holds 4096 signatures
-    and their keys. If the body of the `with` raises an error, the files are removed.
+    The files' names begin with `name`. Each key belongs to one of `partitions` partitions, and `extents` says where the
+    keys of each partition are. Memory holds 4096 signatures and their keys. If the body of the `with` raises an error,
+    the files are removed.
     """
 
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
@@ -182,11 +184,11 @@ def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> lis
 
 
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
-    """Return the distinct near duplicates (an array of MATCH_TYPE) among the documents of one partition.
+    """Return the pairs of near duplicates among the documents of one partition, each pair once (records of MATCH_TYPE).
 
-    Documents are compared if they share one of the band keys (hashes of part of a signature) that `extents` (ranges of
-    files) hold. They match if their estimated similarity is at least `threshold`. Raises PassingError if a file ends
-    too early.
+    `extents` says where the band keys (hashes of part of a signature) of the partition are stored. Two documents are
+    compared if they share a band key. They match if their estimated similarity is at least `threshold`. Raises
+    PassingError if a file ends too early.
     """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
@@ -217,8 +219,8 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Yield lists of neighbouring groups of documents. Each group is a pair (start, size), and a list ends once its
-    groups have _ROWS_AT_ONCE documents."""
+    """Yield lists of groups of documents, in order. Each group is a pair (start, size), and a list ends once its groups
+    have at least _ROWS_AT_ONCE documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -232,10 +234,11 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the document and signature that each of `entries` (an array of _ENTRY) points to.
+    """Return the document and signature to which each record in `entries` points (by `batch` and `row`, the record
+    batch and the row in it).
 
-    `owner` (int64[entries]) is the index in `files` of the entry's file. Because there may be many files (one for each
-    split of the input), each file is opened once, and only one at a time.
+    For each record, `owner` (int64[entries]) has the index of its file in `files`. Because there may be many files (one
+    for each split of the input), each file is opened once, and only one at a time.
     """
     found: dict[int, _Row] = {}
     owners, batches = owner.tolist(), entries["batch"].tolist()
@@ -267,7 +270,7 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Return the documents and signatures at the positions `rows` of record batch number `batch`."""
+        """Return the documents and signatures in the rows `rows` of record batch number `batch`."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

@@ -70,7 +70,7 @@ def database_of(language: str) -> str:
 
 
 def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
-    """Return the files to fetch, which are read from the dump's checksum file on the mirror.
+    """Return the files of a dump that must be fetched. They are listed in the dump's checksum file on the mirror.
 
     `date` is eight digits, such as 20261101. Raises ValueError if an argument is malformed, if the mirror cannot be
     reached, or if it has no such dump.
@@ -119,11 +119,11 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
 
 
 def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
-    """Fetch the dumps that `config` names, except those that are complete. With `only_look`, only report which are
-    incomplete.
+    """Fetch the dumps that `config` names, except those that are complete. If `only_look` is true, fetch nothing, and
+    only report which dumps are incomplete.
 
-    Raises ValueError as list_dump and fetch_dump do. It also raises ValueError, before any download, if a source that
-    the user must provide is missing.
+    Raises ValueError if a dump cannot be fetched. It also raises ValueError, before any download, if a source that the
+    user must provide is missing.
     """
     folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
     check_brought(config, but=folders)
@@ -143,8 +143,8 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether all files in the list `listing` of a finished download still have the sizes in the list. False if there
-    is no list, or if it has no sizes (as in older releases)."""
+    """Whether a dump is complete: all its files have the sizes in the file `listing`, which is written after a
+    download. False if `listing` does not exist, or if it has no sizes (as in older releases)."""
     if not listing.is_file():
         return False
     sizes = {path.name: path.stat().st_size for path in listing.parent.iterdir() if path.is_file()}
@@ -182,8 +182,8 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
 
 
 def _continue(url: str, *, part: Path) -> None:
-    """Fetch what is missing from the end of the file `part` from `url`. Raises _InterruptedError if another attempt may
-    succeed, and ValueError if the mirror refuses."""
+    """Fetch from `url` the bytes that the incomplete file `part` lacks at its end, and append them. Raises
+    _InterruptedError if another attempt may succeed, and ValueError if the mirror refuses."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:

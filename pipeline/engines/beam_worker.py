@@ -60,7 +60,8 @@ def main() -> None:
 
 
 def hold_folder(folder: str) -> None:
-    """Hold a shared lock on a folder until this process ends. Do nothing if the folder cannot be locked or is gone."""
+    """Hold a shared lock on the folder `folder` until this process ends. Do nothing if the folder cannot be locked or
+    is gone."""
     with suppress(OSError):
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -79,6 +80,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH for workers, with which they import the same `pipeline` as this process, installed or not."""
+    """Return a PYTHONPATH with which workers import the same `pipeline` package as this process, even if the package is
+    not installed."""
     before = os.environ.get("PYTHONPATH")
     return f"{_ROOT}{os.pathsep}{before}" if before else _ROOT

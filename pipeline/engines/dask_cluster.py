@@ -38,7 +38,8 @@ from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)
 _PARTITIONS_A_WORKER = 8
-"""The list of splits (parts of the input) has this many pieces per worker, so that the last pieces spread evenly."""
+"""The list of splits (parts of the input) is divided into this many partitions for each worker. More than one is needed
+so that workers end at about the same time."""
 _LEAST_PARTITIONS = 16
 _CONNECT_S = 30.0
 _ANSWER_S = 120.0
@@ -63,8 +64,8 @@ def run_on_dask(
     """Run the graph that `lay_out` adds to a pipeline. Another worker takes over the tasks of a lost worker.
 
     On any error, a file in the folder `exchange` tells running tasks to stop, and this function waits until they have
-    stopped. Tasks lock the folder `held`. Raises the error of a task, or PassingError if the workers or the scheduler
-    are gone for good.
+    stopped. Each task holds a lock on the folder `held` while it runs. Raises the error of a task, or PassingError if
+    the workers or the scheduler are gone for good.
     """
     try:
         for attempt in range(1, cluster.attempts + 1):
@@ -135,7 +136,7 @@ def connect(cluster: DaskCluster) -> Iterator[Client]:
 
 def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
     """Wait until `futures`, the results of the graph's tasks, are done. Raises a task's error, PassingError if the
-    cluster has no worker for cluster.wait_s, or LostSchedulerError."""
+    cluster is without workers for cluster.wait_s seconds, or LostSchedulerError if the scheduler is gone."""
     look, alone_since = time.monotonic(), None
     while not all(future.done() for future in futures):
         time.sleep(_POLL_S)
@@ -167,8 +168,11 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return the error to show to the user in place of `error`, a task's error. This is `error` itself, unless `error`
-    says that workers were killed, or that this package is missing on the scheduler or the workers."""
+    """Return the error to show to the user in place of `error`, which a task has raised.
+
+    If `error` says that workers were killed, or that this package is missing on the scheduler or the workers, this is a
+    PassingError that says what to do. Otherwise it is `error` itself.
+    """
     if isinstance(error, KilledWorker):
         return PassingError(
             f"{error.allowed_failures + 1} workers were lost one after another over the same piece of work (out of "
@@ -236,8 +240,8 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
 def await_worker(client: Client, *, cluster: DaskCluster, waiting_for: Callable[[], str], say: Say) -> None:
     """Wait until the scheduler has a worker. Raises PassingError after cluster.wait_s.
 
-    After 5 s, and then every minute, `say` tells the user what `waiting_for` returns (what must be done to get a
-    worker).
+    `waiting_for` returns a text that says what must happen before a worker can connect. `say` shows this text to the
+    user after 5 s, and then every minute.
     """
     began = time.monotonic()
     tell = began + _SAY_AFTER_S

@@ -272,8 +272,8 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """Return the unpickled step. If it is the first step of a run in this thread, check the worker, and drop the steps
-    of the previous run."""
+    """Return the unpickled step. If it is the first step of a run in this thread, check that the worker has the right
+    code and folder (check_worker), and drop the steps of the previous run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -319,7 +319,7 @@ def _holding(context: RunContext) -> Iterator[None]:
 
 
 def count_working(folder: str) -> int:
-    """Return how many steps are running in this process that belong to the run with the folder `folder`."""
+    """Return how many steps of the run with the folder `folder` are running in this process."""
     return _working[folder]
 
 

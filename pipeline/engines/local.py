@@ -69,12 +69,13 @@ def run_on_engine(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Run the graph that `lay_out` adds to a pipeline. A failed worker writes the reason to the folder `exchange`.
+    """Run the graph that `lay_out` adds to a pipeline. If a worker fails, it writes the reason to the folder
+    `exchange`.
 
     If `cluster` is given, Dask runs the graph. Otherwise, if an option in `beam_options` names a runner (--runner),
-    that runner runs it. Otherwise FnApiRunner runs it, with `workers` processes (if 1, in this process). Each worker
-    locks the folder `held`, if given, as long as the worker lives. Local processes put temporary files into the folder
-    `temporary`, if given; the caller removes these files.
+    that runner is used. Otherwise FnApiRunner is used, with `workers` processes (if `workers` is 1, in this process).
+    Each worker locks the folder `held`, if given, as long as the worker lives. Local processes put temporary files into
+    the folder `temporary`, if given; the caller removes these files.
 
     Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for a bug.
     """
@@ -110,8 +111,8 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """If the block fails, raise the error that a worker wrote to the folder `exchange` instead of the engine's
-    error."""
+    """If the block fails and a worker has written its error to the folder `exchange`, raise that error. Otherwise the
+    error of the block (the engine's error) passes."""
     try:
         yield
     except Exception as error:
@@ -167,8 +168,8 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
 
 
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
-    """Return the error of the runner's thread, or None if the runner succeeded. That thread puts the error, or None,
-    into the queue `outcome`.
+    """Wait for the runner's thread, which puts its error, or None if it succeeded, into the queue `outcome`. Return
+    what it put there.
 
     This function polls, because a signal that arrives just before the wait, or at another thread, would not wake this
     thread.

@@ -43,7 +43,8 @@ _AGAIN_S = 1.0
 
 @contextmanager
 def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say) -> Iterator[DaskCluster]:
-    """Yield a Dask cluster of `workers` Ray actors, but at most `most`. The actors end with the block.
+    """Yield a Dask cluster of `workers` Ray actors, or of `most` if that is fewer. The actors end when the `with` block
+    ends.
 
     If `workers` is None, as many workers are started as fit on the present nodes. The block begins once the first
     worker is connected; Ray starts the other workers as nodes become available. Raises ConfigError if Ray does not
@@ -227,8 +228,8 @@ class DaskWorker:
 
 
 def _serve(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine that `make` returns in a thread. When the coroutine ends, the process exits and Ray restarts
-    the actor."""
+    """Start a thread that runs the coroutine that `make` returns. When the coroutine ends, the process exits and Ray
+    restarts the actor."""
 
     def run() -> None:
         try:

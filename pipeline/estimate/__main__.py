@@ -18,7 +18,7 @@ from pipeline.sources import list_splits
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what a build will cost, as text or with --json as JSON. The exit status is 2 for bad input."""
+    """Print what a build will cost, as text or (with --json) as JSON. Return the exit status: 0, or 2 for bad input."""
     program = "python -m pipeline.estimate"
     words = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
     refuse_flags(words.flags, program=program, known=("--json",))

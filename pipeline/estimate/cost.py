@@ -33,8 +33,9 @@ _START_S = 6.0
 _START_CPU_S = 3.0
 """CPU seconds that each process needs to start."""
 _WITHOUT_PAIRS = 0.75
-"""Rows of a document that is alone of its source, as a share of the rows that it would have otherwise. Such a document
-has no pairs. Half of the chunks of other documents put their second half back, so they make more rows."""
+"""If a document is the only one of its source, it gives this share of the rows that it would give beside other
+documents. It has no pairs, and each of its chunks is used whole. Beside other documents, half of its chunks would give
+their second half back to the next chunk, which makes more rows."""
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
@@ -48,9 +49,9 @@ class Estimate:
 
     `bytes` is the size of all shards, `pair_bytes` their size without masks, and `temporary_bytes` the size of OUT/_tmp
     during the build. `cpu_s` and `wall_s` are CPU and wall-clock seconds. `worker_bytes` is the peak memory of a
-    worker. The input has `sample_of_units` units (parts that can be read alone). The sample is `sample_units` of them,
-    with `sample_characters` characters, and took `sample_s` seconds. `whole` is true if the sample is all of the input.
-    `vocabulary` describes the vocabulary used.
+    worker. The input has `sample_of_units` units (parts that can be read without the rest). The sample is
+    `sample_units` of them, with `sample_characters` characters, and took `sample_s` seconds. `whole` is true if the
+    sample is all of the input. `vocabulary` describes the vocabulary used.
     """
 
     documents: float
@@ -178,11 +179,11 @@ def combine(
         return sum(source.expand(name) for source in measured)
 
     def total_of_rows(name: str) -> float:
-        """Return the measurement `name` of rows, summed over all sources.
+        """Return the measurement `name`, which grows with the rows (such as their bytes), summed over all sources.
 
-        A weight above 1 repeats a source's documents, except held-out ones. If the sample of a source makes no rows (it
-        is a single document), the source is assumed to make as many rows for each token as the other sources, times
-        _WITHOUT_PAIRS.
+        If a source's weight is above 1, the sum counts its documents that often, except held-out ones. If the sample of
+        a source makes no rows (it is a single document), the source is assumed to make as many rows for each token as
+        the other sources, times _WITHOUT_PAIRS.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]

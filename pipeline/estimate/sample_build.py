@@ -31,10 +31,10 @@ which no text is repeated. The reason is that a shard with few documents compres
 class Measured:
     """Holds measurements of the sample of one source.
 
-    `units` has a dict for each unit (part of the input) read, with the keys size, count, documents, characters,
-    document_tokens, temporary_bytes and read_cpu_s. `groups` has a dict for each shard, made from a group of units,
-    with the keys size, count, rows, tokens, bytes, pair_bytes, mask_bytes and write_cpu_s. In both, "size" is the
-    summed size of the units, and "count" is the number of units.
+    `units` has a dict for each unit (part of the input) read, with the keys `size`, `count`, `documents`, `characters`,
+    `document_tokens`, `temporary_bytes` and `read_cpu_s`. `groups` has a dict for each shard, made from a group of
+    units, with the keys `size`, `count`, `rows`, `tokens`, `bytes`, `pair_bytes`, `mask_bytes` and `write_cpu_s`. In
+    both, `size` is the summed size of the units, and `count` is the number of units.
     """
 
     frame: Frame
@@ -54,8 +54,8 @@ class Measured:
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
     """Read `units` (the sample of the source that `frame` describes), build shards of them, and return the
-    measurements. A unit is a part of the input that can be read alone. If the units have fewer than two distinct
-    documents, no shard is built."""
+    measurements. A unit is a part of the input that can be read without the rest. If the units have fewer than two
+    distinct documents, no shard is built."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []
@@ -135,8 +135,8 @@ def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
     """Divide the units (parts of the input) into as many groups as possible (at most _GROUPS), each with at least two
     distinct documents.
 
-    Return for each group the indexes of its units in `extents`, which has, for each unit, the ranges of spill files
-    with its documents. Return no group if all units together have fewer than two distinct documents.
+    `extents` has, for each unit, the ranges of spill files that hold the unit's documents. Return, for each group, the
+    indexes of its units in `extents`. Return no group if all units together have fewer than two distinct documents.
     """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]

@@ -1,4 +1,4 @@
-"""Chooses a representative sample of the input: some of its units (parts that can be read alone), and reads them.
+"""Chooses and reads a representative sample of the input: some of its units (parts that can be read without the rest).
 
 The same files and settings give the same sample. The chosen units are evenly spaced over each source, because the first
 articles of a dump are longer than the rest.
@@ -31,8 +31,8 @@ from pipeline.sources import (
 
 SHARE = 0.01
 LEAST_UNITS = 8
-"""At least this number of units (parts of the input that can be read alone) of a source is read, since fewer say little
-about how much units differ."""
+"""At least this number of units (parts of the input that can be read without the rest) of a source is read, since fewer
+say little about how much units differ."""
 LEAST_TEXT_BYTES = 4_000_000
 """At least this number of bytes of text is read, from all sources together. An input of up to twice this size is read
 completely."""
@@ -45,10 +45,9 @@ _NO_PART = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of the input that can be read alone: a split, or book number `member` of a compressed archive.
+    """A part of the input that can be read without the rest: a split, or book number `member` of a compressed archive.
 
-    `size` is in bytes, measured in the same way as Frame.size. `begins` is true if the unit is only the beginning of a
-    compressed stream.
+    `size` is in bytes. `begins` is true if the unit is only the beginning of a compressed stream.
     """
 
     split: Split
@@ -59,7 +58,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All units of a source. A unit is a part of the input that can be read alone.
+    """All units of a source. A unit is a part of the input that can be read without the rest.
 
     `source` is the index of the source in the config. `size` is the total number of bytes, including the rest of
     streams of which only the beginning is a unit. `text_bytes` is the estimated size of the plain text. `by_file` is
@@ -77,8 +76,9 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return the frame of `source` (all its units, the parts that can be read alone), which is number `index` in the
-    config. Compressed archives are decompressed once; little or nothing of other files is read."""
+    """Return the frame of `source`, which lists all its units (parts that can be read without the rest). `index` is the
+    index of the source in the config. Compressed archives are decompressed once; little or nothing of other files is
+    read."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -104,7 +104,8 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """Return, for each frame (source), the units to read. A unit is a part of the input that can be read alone.
+    """Return, for each frame (source), the units to read. A unit is a part of the input that can be read without the
+    rest.
 
     The share of units to read is SHARE. It is larger if all frames together would otherwise give less than
     LEAST_TEXT_BYTES of text, and smaller if they would give more than MOST_TEXT_BYTES. At least LEAST_UNITS units of
@@ -125,8 +126,8 @@ def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
 
 
 def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
-    """Yield each of `units` (parts of the input that can be read alone) with an iterable of its documents and drops
-    (items left out). The cache of the setting clean_documents is not used."""
+    """Yield each of `units` (parts of the input that can be read without the rest) with an iterable of its documents
+    and drops (items left out). The cache of the setting clean_documents is not used."""
     source = source.model_copy(update={"clean_documents": None})
     archives: dict[str, dict[int, Unit]] = {}
     for unit in units:
@@ -146,18 +147,18 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
 
 
 def _list_members(path: str, *, source: int) -> list[Unit]:
-    """Return the books of the compressed archive `path` as units (parts of the input that can be read alone). To learn
-    their sizes, it reads the whole archive. `source` is the index of the source in the config."""
+    """Return the books of the compressed archive `path` as units (parts of the input that can be read without the
+    rest). The whole archive is read, because the sizes of the books are needed. `source` is the index of the source in
+    the config."""
     whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """Return the CPU seconds that reading through the whole stream takes without making documents.
+    """Return the CPU seconds needed to read through a whole compressed stream without making documents from it.
 
-    The time is measured on the beginning of the stream (`unit`), with a split that takes almost no document, and scaled
-    to the whole stream.
+    `unit` is the beginning of the stream. The time is measured on this beginning, and scaled to the whole stream.
     """
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})

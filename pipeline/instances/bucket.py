@@ -22,11 +22,13 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:
-    """Makes all rows of a bucket (the documents of one shard), in strict or reference mode (config.mode).
+    """Makes all rows of a bucket (the documents of one shard), in strict mode (our rules) or reference mode (the
+    published script's rules), as config.mode says.
 
-    `passes` has the number of passes for each document; None means config.passes for each. Reference mode ignores
-    `passes`. The rows do not depend on the order of `documents`. Raises ValueError if a document has no tokens, if two
-    documents have the same id, or if config.next_sentence is random_document and there are fewer than two documents.
+    `passes` says for each document how many times pairs are made from it; None means config.passes for each. Reference
+    mode ignores `passes`. The rows do not depend on the order of `documents`. Raises ValueError if a document has no
+    tokens, if two documents have the same id, or if config.next_sentence is random_document and there are fewer than
+    two documents.
     """
 
     def __init__(
@@ -54,14 +56,16 @@ class Instances:
     def count_unlabelled(self) -> Counter[tuple[str, int]]:
         """Return the number of rows that have no label, because no wrong next sentence was found, by (reason, source).
 
-        The reason is partners.ALONE or partners.UNPAIRED. The source is an index into the config's sources.
+        The reason is partners.ALONE (the source has no other document here) or partners.UNPAIRED (no place in the other
+        documents was free). The source is an index into the config's sources.
         """
         if self._config.next_sentence != "random_document":
             return Counter()
         return count_unlabelled(self._documents, first_document=self.pairs.first_document, label=self.pairs.label)
 
     def count_shortcuts(self, rows: npt.NDArray[np.int64], *, made: Rows) -> Counts:
-        """Return counts over some rows, from which shortcuts.judge_shortcuts computes the accuracy of each shortcut.
+        """Return counts over some rows, from which shortcuts.judge_shortcuts computes the accuracy of each shortcut (a
+        simple rule that guesses the next-sentence label).
 
         `rows` are indices into `pairs`, and `made` are these rows as `batch` returned them. The result maps each rule
         to its counts by code (see shortcuts.count_shortcuts). It is empty if config.next_sentence is none.
@@ -84,8 +88,10 @@ class Instances:
         )
 
     def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Rows, list[Masks]]:
-        """Return (rows, masks) for the indices `rows` into `pairs`, in this order. `masks` has one Masks for each mask
-        set."""
+        """Return (rows, masks) for the pairs with the indices `rows` in `pairs`, in the order of `rows`.
+
+        `masks` has one Masks for each mask set (one choice of the tokens to predict).
+        """
         pairs = self.pairs.take(rows)
         made = assemble_rows(self._documents, pairs, special=self._tokenizer.special, seed=self._config.seed)
         if self._reference_masks is not None:

@@ -74,8 +74,9 @@ def make_masks(
     than config.predictions. The first word is taken even if it exceeds the budget. A later word that does not fit the
     rest of the budget is skipped. 80% of the chosen words become [MASK] in all their tokens, 10% stay as they are, and
     in 10% each token gets a random id that is neither special nor unused. If config.replacement_draw is piece, this
-    choice is drawn for each token instead of each word. Special tokens are not chosen. But if a row has no usable word
-    (only [UNK] or words that are too long), N single tokens are chosen ([UNK] only for lack of others).
+    choice is drawn for each token instead of each word. Special tokens are never chosen. If a row has no usable word
+    (only [UNK] or words that are too long), N single tokens are chosen. [UNK] is among them only if there are too few
+    other tokens.
 
     If config.masking is token, every token counts as a word. If it is span, spans of words (spans.draw_spans) are tried
     in random order, and the words of a span from left to right; the 80/10/10 choice is then drawn once for each span.

@@ -90,8 +90,8 @@ class PairTable:
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Return the table of `pairs`, which are (pair, ordinal, pass number). A segment's document d becomes
-        documents[d]."""
+        """Return the table of `pairs`, which are (pair, ordinal, pass number). If a segment in `pairs` names document
+        d, the table names document documents[d]."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -186,15 +186,15 @@ def pair_document(
     This function is not used if `next_sentence` is random_document in strict mode: partners.pair_chunks makes those
     pairs.
 
-    Units (sentences, or pieces of long sentences) are added to a chunk until it reaches the target length. If
+    Units (sentences, or pieces of long sentences) are collected in a chunk until it reaches the target length. If
     `next_sentence` is none, the chunk is the only segment. Otherwise a uniformly drawn number of its units becomes
-    segment A, and segment B is the rest of the chunk (the true next segment) or a negative, by a fair coin. If
-    `next_sentence` is sentence_order, a negative is the true pair with its segments swapped. If it is random_document,
-    a negative consists of consecutive units of another document, from a uniformly drawn unit on; the rest of the chunk,
-    which is then unused, starts the next chunk.
+    segment A. A fair coin decides whether segment B is the rest of the chunk (the true next segment) or a negative (a
+    wrong next segment). If `next_sentence` is sentence_order, a negative is the true pair with its segments swapped. If
+    it is random_document, a negative consists of consecutive units of another document, from a uniformly drawn unit on;
+    the rest of the chunk, which is then unused, starts the next chunk.
 
-    With rules.balance_labels a chunk takes a second unit even if the first alone reaches the target. If only the
-    document's last unit remains for a chunk, this unit becomes B, and the units before it are used again as A.
+    With rules.balance_labels a chunk takes a second unit even if the first unit by itself reaches the target. If only
+    the document's last unit remains for a chunk, this unit becomes B, and the units before it are used again as A.
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1
@@ -274,8 +274,8 @@ def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) ->
     """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
     document.
 
-    The document is drawn uniformly. If it is number `but`, it is drawn again, up to ten draws in all. The first unit is
-    drawn uniformly. The segment ends when it has `length` tokens, or with the document.
+    The document is drawn uniformly, and drawn again while it is number `but`, but at most ten times in all. The first
+    unit is drawn uniformly. The segment ends when it has `length` tokens, or with the document.
     """
     for _ in range(_TRIES):
         index = rng.randint(0, len(corpus.documents) - 1)

@@ -1,4 +1,4 @@
-"""Makes the pairs of next_sentence: random_document in strict mode, so that only reading tells their labels.
+"""Makes sentence pairs in strict mode if `next_sentence` is random_document. Only reading tells their labels.
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
 coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. About
@@ -42,8 +42,8 @@ _BLOCK = 32
 """Number of places in a block. The places of a source are sorted by the number of tokens that follow them, and divided
 into blocks. A chunk's partner is drawn from the block of the chunk's own place."""
 _ROUNDS, _LATER_ROUNDS = 12, 3
-"""Number of rounds in which chunks with an unfit partner exchange it: in blocks of _BLOCK places, and then in each of
-the larger sizes of blocks."""
+"""Chunks with an unfit partner exchange partners in several rounds. _ROUNDS is the number of rounds in blocks of _BLOCK
+places, and _LATER_ROUNDS the number in each larger size of blocks."""
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -53,9 +53,9 @@ class Chunk(NamedTuple):
     """A first segment A of a document and the place where its true next segment begins.
 
     The numbers `first`, `split` and `stop` count units (sentences or pieces of them). A has the units from `first` to
-    `split` (exclusive), and the true next begins with unit `split`. If split == stop, there is no true next. `length`
-    is the number of tokens that the second segment B should have at least. `negative` says whether the pair is to be
-    NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
+    `split` (exclusive), and the true next begins with unit `split`. The chunk ends before unit `stop`. If split ==
+    stop, there is no true next. `length` is the number of tokens that the second segment B should have at least.
+    `negative` says whether the pair is to be NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
     """
 
     document: int
@@ -91,14 +91,16 @@ def cut_chunks(
     is_alone: bool,
     rng: random.Random,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a document, at least one, each with a fair coin for its label (`negative`).
+    """Yield the chunks of a document, at least one. A chunk is a first segment A and the place where its true next
+    segment begins.
 
-    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. `is_alone` says that
-    no other document has the same source; then no chunk is negative. Units are added to a chunk until it reaches a
-    target length. The target is `room` tokens or, with probability `short_sequence_probability`, a uniformly drawn
-    number from 2 to `room`. A uniformly drawn number of the units becomes A. After a negative, the units of the true
-    next start the next chunk. If only the document's last unit remains for a chunk, this unit becomes the true next,
-    and the units before it are used again as A.
+    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. A fair coin decides
+    whether a chunk is `negative` (is to get a wrong next segment). If `is_alone` is true (no other document has the
+    same source), no chunk is negative. Units are added to a chunk until it reaches a target length. The target is
+    `room` tokens or, with probability `short_sequence_probability`, a uniformly drawn number from 2 to `room`. A
+    uniformly drawn number of the units becomes A. After a negative chunk, the units of the true next start the next
+    chunk. If only the document's last unit remains for a chunk, this unit becomes the true next, and the units before
+    it are used again as A.
     """
     last = len(bounds) - 1
     begin = ordinal = 0
@@ -125,11 +127,11 @@ def cut_chunks(
 def pair_chunks(
     corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int, takes_part: Sequence[bool]
 ) -> Iterator[tuple[Pair, int]]:
-    """Yield (pair, ordinal of its chunk, which is the chunk's number in its document) for the chunks of each document
-    that takes part, in the order of `chunks`.
+    """Yield (pair, ordinal) for each chunk of the documents that take part, in the order of `chunks`.
 
-    `takes_part` has a bool for each document. A document that does not take part makes no pairs in this pass, but the
-    places in it can still be partners of chunks of other documents.
+    A chunk is a first segment and the place where its true next segment begins. The ordinal is the chunk's number in
+    its document. `takes_part` has a bool for each document. A document that does not take part makes no pairs in this
+    pass, but the places in it can still be partners of chunks of other documents.
     """
     partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
     rng, drawn_for = random.Random(0), -1
@@ -208,10 +210,10 @@ def _choose_in_source(
 
     A partner is the place of another chunk. Every place is the partner of at most one chunk, so places are as frequent
     in NOT_NEXT pairs as in NEXT pairs. To achieve this, the places in each block of neighbours in `order` are permuted
-    at random. A partner is unfit if it is in the same document, if more than twice or less than half as much text
-    follows it as follows the chunk's place, or if the text there equals the true next segment. Chunks whose partner is
-    unfit exchange partners with other chunks, or are permuted again in larger blocks. All places followed by a whole
-    row (`room` tokens) of text form one block.
+    at random. A partner is unfit in three cases: it is in the same document; the text after it is more than twice or
+    less than half as long as the text after the chunk's own place; or the text after it equals the true next segment.
+    Chunks whose partner is unfit exchange partners with other chunks, or are permuted again in larger blocks. All
+    places followed by a whole row (`room` tokens) of text form one block.
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
@@ -262,7 +264,7 @@ def _choose_in_source(
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
-    """Return, for each of the random numbers `draw`, an integer from 0 to its entry of `bounds` minus 1."""
+    """Return an integer for each random number in `draw`: at least 0, and less than the number's entry in `bounds`."""
     return (((draw >> np.uint64(32)) * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 

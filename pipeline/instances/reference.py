@@ -152,7 +152,7 @@ class ReferenceMaker:
 
 
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
-    """Read text files with one sentence a line, and return their documents, tokenized, without empty ones.
+    """Read text files with one sentence a line, and return their documents, tokenized. Empty documents are left out.
 
     A blank line ends a document. As in the published script, the end of a file does not end a document. Raises
     ValueError if a file is missing or not UTF-8, or if there is no document.
@@ -189,7 +189,8 @@ def reference_lines(
 ) -> Iterator[str]:
     """Yield each instance (masked pair) of `dupe_factor` passes over `documents` as a line of JSON, in shuffled order.
 
-    The keys are tokens (after masking), segment_ids, is_random_next, masked_lm_positions and masked_lm_labels.
+    The keys are `tokens` (after masking), `segment_ids`, `is_random_next`, `masked_lm_positions` and
+    `masked_lm_labels`.
     """
     rng, shuffled = random.Random(seed), list(documents)
     rng.shuffle(shuffled)
@@ -218,7 +219,8 @@ def reference_lines(
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the masked pairs that BERT's published script makes from text files. The exit status is 2 for bad input."""
+    """Print the masked pairs that BERT's published script makes from text files. Return the exit status: 0, or 2 for
+    bad input."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.instances.reference", description=main.__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="one sentence a line, a blank line between documents")
     parser.add_argument("--vocab", required=True, help="vocab.txt or tokenizer.json")

@@ -53,8 +53,8 @@ class Corpus:
 
 
 def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
-    """Return how many tokens of text fit into a row, besides [CLS] and the [SEP]s (one if `next_sentence` is none, else
-    two)."""
+    """Return how many tokens of text fit into a row. The rest of the row is for [CLS] and one [SEP] if `next_sentence`
+    is none, otherwise for [CLS] and two [SEP]s."""
     return max_seq_length - (2 if next_sentence == "none" else 3)
 
 
@@ -163,7 +163,8 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """Return both segments, truncated as in the published script until both together have at most `room` tokens.
+    """Truncate both segments as the published script does, and return them. Together they then have at most `room`
+    tokens.
 
     There is one random draw for each token removed, and words may be cut.
     """

@@ -2,8 +2,8 @@
 
 A model that learns a shortcut need not read. A rule puts each row into a cell, such as (source of A, source of B), and
 answers with the label that is more frequent in that cell. The rule is fitted on one half of the rows and measured on
-the other half, then the other way round. It needs only the numbers of rows by (cell, half, label), and these add up
-over shards. A million tokens take 60 ms, most of it for shared words.
+the other half, then the other way round. To measure a rule, only the numbers of rows by (cell, half, label) are needed,
+and these numbers add up over shards. A million tokens take 60 ms, most of it for shared words.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of one shortcut: the share of `rows` labelled rows for which its guess is right."""
+    """The accuracy of the shortcut called `rule`: the share of `rows` labelled rows for which its guess is right."""
 
     rule: str
     accuracy: float
@@ -65,8 +65,8 @@ def count_shortcuts(
     max_seq_length: int,
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
-    """Count rows for every shortcut. Return a dict from the name of each rule to a Counter: the number of labelled rows
-    by code, where code = 4 * cell + 2 * half + label.
+    """Count rows for every shortcut (a rule that guesses the next-sentence label). Return a dict from the name of each
+    rule to a Counter: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
 
     The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
@@ -98,8 +98,9 @@ def count_shortcuts(
 
 
 def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
-    """Return the accuracy of each shortcut in `counts` and of the rule "language", in the order of RULES.
+    """Return the accuracy of each shortcut (rule that guesses the label), in the order of RULES.
 
+    `counts` has the counts of each rule except "language", whose counts are computed from those of "source".
     `languages` has the language of each source.
     """
     known = {**counts}
@@ -109,8 +110,8 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Return two lists of rules: those to warn of, and those that make a build fail. Their accuracy and number of rows
-    decide. Rules that read the text (OF_THE_TEXT) are in neither list."""
+    """Return two lists of rules: those to warn of, and those that make a build fail. The accuracy of a rule and its
+    number of rows decide whether it is in a list. Rules that read the text (OF_THE_TEXT) are in neither list."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]

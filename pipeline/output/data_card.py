@@ -138,8 +138,8 @@ def _list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def _describe_text(text: Mapping[str, str]) -> str:
-    """Return a sentence that says how the tokenizer treats case, accents, Hangul and zero-width joiners. `text` has a
-    word for each of these (from tokenizer.describe_text)."""
+    """Return a sentence that says how the tokenizer treats case, accents, Hangul and zero-width joiners. `text` (from
+    tokenizer.describe_text) maps "case", "accents", "hangul" and "joiners" to one word each."""
     case = {
         "kept": "Cased: capital letters are kept",
         "lowered": "Uncased: letters are lower-cased",

@@ -47,15 +47,16 @@ CARD_NAME = "README.md"
 PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
 """Names that a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
 OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
-"""Names that a build creates in OUT, besides the manifest. The mark is removed last, because only with the mark are the
-other files known to come from a build."""
+"""Names that a build creates in OUT, besides the manifest. The mark (OUT/_build.json) is removed last, because only the
+mark shows that the other files come from a build."""
 _PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
 
 class BuildOutput(ABC):
-    """The output folder OUT, which one build at a time may use: the base class for local folders and object stores.
+    """The base class of the output folder OUT of a build, on a local disk or an object store. Only one build at a time
+    may use OUT.
 
     `root` is the path or URL of OUT. `identity` is data that differs between different builds (see BuildMark).
     """
@@ -156,7 +157,7 @@ class BuildOutput(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Remove all files that builds wrote, with OUT/_build.json last. Keep the lease in OUT/_tmp."""
+        """Remove all files that builds wrote, and remove OUT/_build.json last. Keep the lease in OUT/_tmp."""
 
 
 class OutputFolder(BuildOutput):
@@ -210,7 +211,8 @@ class OutputFolder(BuildOutput):
 
     @property
     def staging(self) -> Path:
-        """The local folder for files that this process writes and `publish` makes visible. Here it is OUT/_tmp."""
+        """The local folder for files that this process writes and later makes visible with `publish`. Here it is
+        OUT/_tmp."""
         return self.temporary
 
     def share(self, name: str) -> str:
@@ -218,8 +220,8 @@ class OutputFolder(BuildOutput):
         return str(self.staging / name)
 
     def publish(self) -> None:
-        """Sync the results (PUBLISHED) to disk, and move each from OUT/_tmp to OUT in one rename. The manifest is
-        written later.
+        """Sync the results (all files of the data set but the manifest) to disk, and move each from OUT/_tmp to OUT in
+        one rename. The manifest is written later.
 
         Raises LeaseError if another build took over.
         """
@@ -284,7 +286,7 @@ class OutputFolder(BuildOutput):
         self._remove_partial()
 
     def _remove_partial(self) -> None:
-        """Remove from OUT the half-written marks and manifests of a killed build."""
+        """Remove half-written copies of _build.json and of the manifest, which a killed build has left in OUT."""
         for path in self.root.iterdir():
             if replaced_by(path.name) in (MARK_NAME, MANIFEST_NAME):
                 path.unlink(missing_ok=True)

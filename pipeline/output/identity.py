@@ -17,8 +17,8 @@ _INPUT = ("inputs", _MODIFIED)
 class BuildMark:
     """The content of the file OUT/_build.json, which says which build the folder OUT belongs to.
 
-    `identity` is JSON data with the keys config, inputs, modified, versions, code and, once it is known,
-    vocabulary_hash. Builds with an equal identity are the same.
+    `identity` is JSON data with the keys `config`, `inputs`, `modified`, `versions`, `code` and, once it is known,
+    `vocabulary_hash`. Builds with an equal identity are the same.
     """
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:

@@ -45,8 +45,8 @@ _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """The allowed share of NOT_NEXT labels (lowest, highest) in each mode. The published algorithm, which reference mode
 follows, gives this label to every chunk of one sentence."""
 _ENOUGH_ROWS = 400
-"""If a data set has fewer labels, the share of NOT_NEXT among them is not checked, because it may leave the range by
-chance (four standard deviations)."""
+"""If a data set has fewer labels, the share of NOT_NEXT among them is not checked. Among so few labels, the share can
+leave the allowed range by chance. (With this many, it would have to deviate by four standard deviations.)"""
 _ENOUGH_TO_WARN = 1600
 """If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
 warns is narrower, so more labels are needed."""
@@ -73,10 +73,19 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Check the share of NOT_NEXT among the next-sentence labels. Raises ValueError if it is outside the allowed range,
-    because a model would then learn only to predict the more frequent label."""
+    """Check the share of NOT_NEXT among the next-sentence labels.
+
+    Raises ValueError if it is outside the allowed range, because a model would then learn only to predict the more
+    frequent label. Raises it too if no row has a label, although the config asks for labels.
+    """
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
+    if config.next_sentence != "none" and not total and labels.total():
+        raise ValueError(
+            f"none of the {labels.total():,} rows has a next-sentence label: no document has a next sentence, or none "
+            "has another document of its source in its shard; check what ends a document in the sources (a blank line "
+            "after every sentence?), give more documents or fewer shards, or set next_sentence=none"
+        )
     _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
         found = f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected)"
@@ -296,9 +305,10 @@ def summarize_sources(
     """Return a dict of counts for each name in config.source_names, in this order. The counts do not depend on the
     order and the paths of the sources.
 
-    The keys are name, kind, language, weight, documents, sentences, characters, dropped_by_weight, rows and tokens.
-    Documents, sentences and characters are counted during reading, with exact duplicates but without documents dropped
-    by weight. Rows and tokens are counted in the training rows, by the source of the first segment.
+    The keys are `name`, `kind`, `language`, `weight`, `documents`, `sentences`, `characters`, `dropped_by_weight`,
+    `rows` and `tokens`. The values of `documents`, `sentences` and `characters` are counted during reading. They
+    include exact duplicates, but not documents dropped by weight. The values of `rows` and `tokens` are counted in the
+    training rows, by the source of the first segment.
     """
     summary = []
     for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):

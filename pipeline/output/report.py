@@ -107,7 +107,9 @@ def render_report(summary: Mapping[str, Any]) -> str:
 def render_pair(pair: Mapping[str, Any]) -> str:
     """Return the HTML that shows a row as text, with pieces joined into words. `pair` comes from summary.describe_pair.
 
-    Each token to predict is marked. If the model does not get [MASK] in its place, what it gets is shown behind it.
+    Each token to predict is marked. In most cases the model gets [MASK] in the token's place. If the model gets the
+    token itself, the word "kept" is shown behind it, and if the model gets a random token, that token is shown behind
+    it.
     """
     parts = []
     for token in pair["tokens"]:

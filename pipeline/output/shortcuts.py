@@ -28,7 +28,8 @@ MOST_UNLABELLED = 0.05
 
 
 def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
-    """Return the accuracy of each shortcut over training and validation rows. It is empty if rows have no labels."""
+    """Return the accuracy of each shortcut over training and validation rows. The list is empty if rows have no
+    labels."""
     total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
     for tally in result.tallies.values():
         total.add_shortcuts(tally.shortcuts)
@@ -41,7 +42,8 @@ def list_languages(config: PipelineConfig) -> list[str]:
 
 
 def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Raise ValueError if a shortcut guesses more than the share FAIL_ABOVE of the next-sentence labels.
+    """Raise ValueError if a shortcut (a rule that does not look at the text) guesses more than the share FAIL_ABOVE of
+    the next-sentence labels correctly.
 
     A model would then learn the shortcut instead of reading.
     """
@@ -57,10 +59,11 @@ def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
 
 
 def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Return at most two warnings.
+    """Return the warnings about next-sentence labels as a list of no, one or two texts.
 
-    One names the shortcuts that guess more than the share WARN_ABOVE of the next-sentence labels. The other is given if
-    more than the share MOST_UNLABELLED of the rows has no label, because there was no wrong next sentence for them.
+    If shortcuts (rules that do not look at the text) guess more than the share WARN_ABOVE of the labels correctly, a
+    text names these shortcuts. If more than the share MOST_UNLABELLED of the rows has no label, because there was no
+    wrong next sentence for them, a text says so.
     """
     if not _is_judged(config):
         return []
@@ -112,9 +115,10 @@ def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[
 
 
 def _is_judged(config: PipelineConfig) -> bool:
-    """Return whether a build warns or fails because of shortcuts.
+    """Return whether a build warns or fails because of shortcuts (rules that guess the next-sentence label).
 
-    It does so only in strict mode with `next_sentence` random_document. In reference mode published pairs keep their
-    shortcuts, and with sentence_order the place of two sentences tells their order.
+    It does so only in strict mode with `next_sentence` random_document. In reference mode it does not, because the
+    published algorithm itself leaves shortcuts. With sentence_order it does not, because the place of a segment in its
+    document naturally helps to tell which of the two segments comes first.
     """
     return config.mode == "strict" and config.next_sentence == "random_document"

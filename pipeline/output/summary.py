@@ -82,9 +82,9 @@ def summarize_build(
 def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
     """Return the numbers and rates of targets (tokens to predict) in all mask sets of the rows that `tally` counts.
 
-    The keys are text_tokens, targets, rate, shown_as (targets by what replaces them), by_pieces (by the number of
-    pieces of their word) and by_position (by ranges of positions in the row). A rate is targets / (tokens of text x
-    mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
+    The keys are `text_tokens`, `targets`, `rate`, `shown_as` (targets by what replaces them), `by_pieces` (by the
+    number of pieces of their word) and `by_position` (by ranges of positions in the row). A rate is targets / (tokens
+    of text x mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
     """
 
     def measure(text: int, targets: int) -> dict[str, Any]:
@@ -113,9 +113,10 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
     """Return a dict that says how much of the vocabulary appears in the training rows, and how much of the text is
     [UNK].
 
-    The keys are size, entries, used, used_share, seldom (entries that occur one to nine times), tokens_per_word,
-    text_tokens, unknown, unknown_rate and most_frequent. The values of entries, used, used_share, seldom and
-    most_frequent leave out special and unused entries. The text is that of all documents, held-out documents included.
+    The keys are `size`, `entries`, `used`, `used_share`, `seldom` (entries that occur one to nine times),
+    `tokens_per_word`, `text_tokens`, `unknown`, `unknown_rate` and `most_frequent`. The values of `entries`, `used`,
+    `used_share`, `seldom` and `most_frequent` leave out special and unused entries. The text is that of all documents,
+    held-out documents included.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -156,7 +157,7 @@ def summarize_losses(read: ReadTally) -> dict[str, Any]:
 
 
 def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
-    """Return the row `example` and its first mask set for display, as a dict with the keys follows and tokens.
+    """Return the row `example` and its first mask set for display, as a dict with the keys `follows` and `tokens`.
 
     `follows` says whether the second segment follows the first; it is None if there is one segment. `tokens` has a dict
     for each token: its `text`, whether it `joins` the previous token without a space, and, if it is to be predicted,
@@ -190,8 +191,8 @@ class TokenReader:
         self._kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
 
     def read(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """Return for each of the token ids `ids` a pair: the token's text, and whether it joins the previous token
-        without a space."""
+        """Return a pair for each token id in `ids`: the token's text, and whether it joins the previous token without a
+        space."""
         texts: list[tuple[str, bool]] = []
         inside = False
         for index in ids:
@@ -233,8 +234,8 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
 
 
 def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
-    """Return a dict with the keys reason, count and examples for each reason in `counts` (of drops or of notes), the
-    most frequent first."""
+    """Return a dict with the keys `reason`, `count` and `examples` for each reason in `counts`, the most frequent
+    first. A reason says why items were left out, or names another event that was counted."""
     return [
         {
             "reason": reason,
@@ -266,8 +267,8 @@ def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:
-    """Sum `counts` over at most _BINS ranges of indices of about equal width. Return a dict for each range: its first
-    index (from), its last index (to) and the sum (count)."""
+    """Divide the indices of `counts` into at most _BINS ranges of about equal width. Return a dict for each range: its
+    first index (`from`), its last index (`to`) and the sum of its counts (`count`)."""
     edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
     sums = np.add.reduceat(counts, edges[:-1]).tolist()
     return [
@@ -277,8 +278,8 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict (from, to, count) for each index b of `counts`: the range from 2^(b-1) to 2^b - 1, and counts[b] as
-    its count. Empty ranges at both ends are left out."""
+    """Return a dict with the keys `from`, `to` and `count` for each index b of `counts`. The range is from 2^(b-1) to
+    2^b - 1, and the count is counts[b]. Empty ranges at both ends are left out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

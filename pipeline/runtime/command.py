@@ -58,7 +58,8 @@ def find_vocabulary(path: str, *, train: bool) -> str:
     """Return the path of the vocabulary's file. If `path` is a folder, this is tokenizer.json in it or, if that is
     missing, vocab.txt. Otherwise it is `path`, even if the file does not exist yet.
 
-    Raises ConfigError if the folder has neither file. With `train`, the message proposes a file to train into.
+    Raises ConfigError if the folder has neither file. If `train` is true, the message proposes a file in the folder for
+    the vocabulary to be trained.
     """
     if storage.find_file(path) is not None or not storage.exists(path):
         return path
@@ -70,8 +71,8 @@ def find_vocabulary(path: str, *, train: bool) -> str:
 
 
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
-    """Return a copy of the config in which every path is absolute. A relative path is joined to the folder that
-    `base_of` returns for it."""
+    """Return a copy of the config in which every path is absolute. `base_of` takes a relative path and returns the
+    folder that the path is relative to."""
 
     def absolute(path: str, *, key: str) -> str:
         expanded = expand_path(path, key=key)

@@ -69,8 +69,8 @@ class BuildContext:
 
 
 def temporary_below(notes: str) -> str:
-    """Return the folder for temporary files of workers inside the folder `notes` (from local_notes), or "" if `notes`
-    is "".
+    """Return the folder for temporary files of workers. It is inside the local folder `notes`. If `notes` is "", return
+    "".
 
     Workers end without a clean-up, so they may leave files there.
     """

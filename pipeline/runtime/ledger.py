@@ -1,4 +1,4 @@
-"""Records of finished pieces of a build (splits read, shards written), so that a later start resumes there.
+"""Records of finished pieces of a build (splits read, shards written), so that a later start need not make them again.
 
 A record appears by one rename after the files of its piece are complete. Nothing in a record is trusted: a piece counts
 as finished only if its files and the record still match their hashes. So each file is read once more.
@@ -47,8 +47,8 @@ class Ledger:
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """Return the content that `record` stored with a finished split or shard (`kind`), or None if that is not
-        finished.
+        """Return the content that `record` stored with the split or shard (`kind`) that `key` identifies. Return None
+        if that split or shard is not finished.
 
         If there is a record, but it or its files do not match their hashes, the record and its files are removed. The
         fault is noted for take_damaged, and None is returned.
@@ -180,9 +180,10 @@ def _read_head(path: str) -> dict[str, Any] | None:
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:
-    """Return the first line of a record as a dict, or None if it is invalid (after a power loss it may be anything).
+    """Return `line`, the first line of a record, as a dict, or None if it is invalid (after a power loss it may be
+    anything).
 
-    The keys are build, files (a dict from name to size and sha256) and content (a hash). A line that names files
+    The keys are `build`, `files` (a dict from name to size and sha256) and `content` (a hash). A line that names files
     outside the build's folder is invalid too, since such files must not be removed.
     """
     try:

@@ -156,7 +156,7 @@ class ProgressPrinter:
         )
 
     def stage(self) -> Stage:
-        """Return the running stage, which is "shard" once all splits are read and the shards are planned."""
+        """Return the running stage: "shard" if all splits are read and the shards are planned, otherwise "read"."""
         return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
@@ -169,8 +169,8 @@ class ProgressPrinter:
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
-        """Return the content of the file PLAN_NAME (the keys are shards and tokens), or zeros if there is no plan
-        yet."""
+        """Return the content of the file PLAN_NAME: the number of shards to write (`shards`) and of tokens in them
+        (`tokens`). Both are 0 if there is no plan yet."""
         try:
             plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
@@ -270,8 +270,8 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 def _bytes_read(reports: list[Counter[str]]) -> float:
     """Return an estimate of the number of bytes of input that are read.
 
-    For an unfinished split, it is the split's bytes times the share of its expected text that was read. The expected
-    text is corrected by the ratio of real to expected text in the finished splits.
+    An unfinished split counts with its bytes times the share of its expected text that was read. The expected text is
+    corrected by the ratio of real to expected text in the finished splits.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)

@@ -24,7 +24,8 @@ def scratch_folder(parent: str | Path, *, prefix: str) -> Iterator[str]:
     """Yield the path or URL of a new folder in `parent` whose name begins with `prefix`. Remove the folder after the
     `with` block.
 
-    If the file system has locks, folders with this prefix that ended processes left in `parent` are removed first.
+    If the file system has locks, first remove the folders in `parent` that begin with this prefix and were left behind
+    by processes that no longer run.
     """
     if storage.is_url(parent):
         url = storage.join(parent, f"{prefix}{uuid.uuid4().hex[:16]}")

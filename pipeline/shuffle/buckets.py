@@ -148,8 +148,8 @@ def plan_shards(
 ) -> ShardPlan:
     """Join small buckets (groups of documents), and return the shard of each bucket.
 
-    Neighbouring buckets are joined, in order, until they have MIN_DOCUMENTS documents, and tokens that are at least the
-    share MIN_SHARE_OF_MEAN of the mean number of tokens in a bucket. Buckets left at the end join the last shard. A
+    Neighbouring buckets are joined, in order, until together they have at least MIN_DOCUMENTS documents, and at least
+    MIN_SHARE_OF_MEAN times as many tokens as a bucket has on average. Buckets left at the end join the last shard. A
     bucket without documents (all were near duplicates) goes to the first shard, where its drops are counted.
 
     Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next

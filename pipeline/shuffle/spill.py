@@ -1,9 +1,10 @@
 """Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
-An extent is a byte range of a spill file with documents of one bucket (group), or of neighbouring buckets. It has two
-Arrow messages: an index (id, number of tokens and origin of each document), which can be read alone, and the tokens. A
-table at the end of the file says where the extents of each bucket lie. So only the names of spill files cross the
-engine, however many extents there are. A writer holds at most FLUSH_TOKENS tokens and one more document in memory.
+An extent is a byte range of a spill file with documents of one bucket (group of documents), or of neighbouring buckets.
+It has two Arrow messages: an index (id, number of tokens and origin of each document), which can be read without the
+tokens, and the tokens. A table at the end of the file says where the extents of each bucket lie. So only the names of
+spill files cross Beam's shuffle, however many extents there are. A writer holds at most FLUSH_TOKENS tokens and one
+more document in memory.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Says for people where a document comes from: `source` is an index into config.sources, and `text` is the
-    document's text or its beginning."""
+    """Says for people where a document comes from. `source` is an index into config.sources, `name` is the document's
+    name, and `text` is its text or the beginning of its text."""
 
     source: int = 0
     name: str = ""
@@ -68,9 +69,10 @@ _NOWHERE = Origin()
 class Index:
     """The documents of some extents (byte ranges of spill files), in file order.
 
-    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document: 0 for a mark that a document
-    with this id is held out. `sources`, uint16[n], has indexes into config.source_names. `groups`, uint8[n, 16], has
-    each document's group, or its id if it has none.
+    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) its number of tokens. The number is 0 for
+    a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the index of each
+    document's source in config.source_names. `groups` (uint8[n, 16]) has each document's group, or its id if it has
+    none.
     """
 
     ids: npt.NDArray[np.uint8]

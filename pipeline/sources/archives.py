@@ -1,8 +1,8 @@
 """Reads the members of .zip and .tar archives, compressed or not, in place: nothing is unpacked to disk.
 
 Several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is one stream:
-each of its n splits decompresses all of it and takes every n-th member (reading xz takes 60 MB/s, 30 times as fast as
-the text is prepared afterwards).
+each of its n splits decompresses all of it and takes every n-th member. For xz this costs little, because it is read at
+60 MB/s, 30 times as fast as the text is prepared afterwards.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 class Member(NamedTuple):
-    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file is not read.
-    Then `reason` (the name of a drop counter) and `detail` say why."""
+    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file was refused
+    unread. If it was refused, `reason` (the name of a drop counter) and `detail` say why."""
 
     name: str
     data: bytes | None
@@ -72,12 +72,12 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
 
 
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
-    """Yield every file of a split in order, except hidden files (which packing on a Mac adds).
+    """Yield every file of a split in order as a Member. Hidden files (which packing on a Mac adds) are left out.
 
-    A file comes without data, but with a reason, in three cases: book_over_budget (it has more than MOST_MEMBER_BYTES),
-    not_a_text_file (it is a link, a device or a sparse file, or its name ends in none of `suffixes`) and unsafe_name
-    (its path leads out of the archive or contains control characters). Raises ValueError naming archive, member and
-    byte if the archive is damaged.
+    A Member has no data, but a reason, in three cases. The reason is "book_over_budget" if the file has more than
+    MOST_MEMBER_BYTES. It is "not_a_text_file" for a link, a device or a sparse file, and if the name ends in none of
+    `suffixes`. It is "unsafe_name" if the path leads out of the archive or contains control characters. Raises
+    ValueError naming archive, member and byte if the archive is damaged.
     """
     path = split.path
     found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split)
@@ -294,7 +294,7 @@ class _PieceFile(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return `size` bytes, or fewer at the end of the file (none if `size` is negative)."""
+        """Return the next `size` bytes, or fewer at the end of the file. A negative `size` returns no bytes."""
         parts, missing = [], size
         while missing > 0:
             if not self._rest:
@@ -317,9 +317,9 @@ def _is_zip(path: str | Path) -> bool:
 def _cut(
     path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
-    """Return splits of neighbouring members with about `split_bytes` of text each. `sizes` has, for each member, the
-    pair (bytes in the archive, bytes of text). `places` has each member's start and then the last member's end, as
-    member numbers for a zip and as bytes for a tar."""
+    """Return splits of neighbouring members, each with about `split_bytes` of text. `sizes` has, for each member, the
+    pair (bytes in the archive, bytes of text). `places` has the start of each member and, as its last entry, the end of
+    the last member. A place is a member's number in a zip, and a byte of the file in a tar."""
     if not sizes:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     splits = []

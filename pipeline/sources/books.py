@@ -36,8 +36,9 @@ def split_books(path: str | Path, *, source: int, split_bytes: int | None = None
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split in order, with a Drop for each book or sentence that is left out, and Notes (see
-    read_book). A book from an archive is named ARCHIVE!MEMBER."""
+    """Yield the documents of a split in order. Between them, yield a Drop (a counted omission) for each book or
+    sentence that is left out, and a Note (a kind of Drop) for what is only counted, such as a guessed encoding. A book
+    from an archive is named ARCHIVE!MEMBER."""
     for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(split.path) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)

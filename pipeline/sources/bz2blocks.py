@@ -28,9 +28,8 @@ _EMPTY_STREAM_BYTES = 14
 
 
 class Mark(NamedTuple):
-    """A place where the 48-bit mark was found that begins a block, or (if `is_end`) the mark that ends a stream. The
-    same bits may also occur by chance. `bit` counts from the start of the searched bytes, or from the start of the file
-    in a _Window."""
+    """The place of a 48-bit pattern that begins a block or, if `is_end` is True, ends a stream. The same bits may also
+    occur by chance. `bit` counts from the start of the searched bytes, or from the start of the file in a _Window."""
 
     bit: int
     is_end: bool
@@ -44,7 +43,8 @@ class Block(NamedTuple):
 
 
 def find_marks(data: bytes) -> list[Mark]:
-    """Return all complete marks in `data`, in order, both those that begin a block and those that end a stream."""
+    """Return all complete marks in `data`, in order. A mark is the 48-bit pattern that begins a block or ends a
+    stream."""
     marks: list[Mark] = []
     size = len(data)
     for mark in (_BLOCK, _END):
@@ -125,8 +125,9 @@ class _Window:
         self._marks: list[Mark] = []
 
     def next_mark(self, bit: int, *, is_end: bool | None = None, before: int | None = None) -> Mark | None:
-        """Return the first mark at or after bit `bit` of the file (but before bit `before`, if given), or None if there
-        is none. `is_end` asks for the end of a stream (True), the start of a block (False) or either (None)."""
+        """Return the first mark (the start of a block or the end of a stream) at or after bit `bit` of the file, or
+        None if there is no mark. If `before` is given, only marks before bit `before` count. `is_end` asks for the end
+        of a stream (True), the start of a block (False) or either (None)."""
         while True:
             for mark in self._marks:
                 if mark.bit >= bit and is_end in (None, mark.is_end):
@@ -146,7 +147,8 @@ class _Window:
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Drop the bytes and marks before bit `bit` of the file."""
+        """Drop from memory what is before bit `bit` of the file: the bytes, and the marks (starts of blocks, ends of
+        streams)."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]
         self.base += gone
@@ -166,8 +168,8 @@ class _Window:
 
 
 def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]:
-    """Return the mark where the block that starts at mark `block` ends, and the block's content. Return (None, None) if
-    the block cannot be decoded."""
+    """Return (end, content) of the block that starts at the mark `block`. `end` is the mark (a 48-bit pattern) that
+    follows the block, and `content` is decompressed. Return (None, None) if the block cannot be decoded."""
     limit = block.bit + 8 * MOST_BLOCK_BYTES
     end = window.next_mark(block.bit + _MARK_BITS + _CHECKSUM_BITS, before=limit)
     while end is not None:
@@ -179,8 +181,9 @@ def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]
 
 
 def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark) -> int:
-    """Return the offset of the first byte after the stream that ends at mark `end`. `size` is the file's size. Raises
-    ValueError if the stream is truncated, or if data other than another stream follow."""
+    """Return the offset of the first byte after a stream. `end` is the mark (a 48-bit pattern) with which the stream
+    ends, and `size` is the file's size. Raises ValueError if the stream is truncated, or if data other than another
+    stream follow."""
     after = (end.bit + _MARK_BITS + _CHECKSUM_BITS + 7) // 8
     if after > size:
         raise ValueError(

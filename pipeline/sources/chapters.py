@@ -71,7 +71,8 @@ _FEWEST_NUMERALS = 3
 
 
 def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
-    """Return the chapters, each as a list of its paragraphs with headings. A book without chapters gives one list.
+    """Return the chapters. Each chapter is the list of its paragraphs, headings included. A book without chapters gives
+    one list.
 
     Text before the first heading begins the first chapter. Numerals (I, II, III alone on a line or before a title; 1,
     2, 3 alone) are headings if there are fewer than two other headings and at least three numerals that count up from

@@ -33,8 +33,8 @@ def fingerprint_files(paths: Iterable[str]) -> dict[str, str]:
 
 
 def join_fingerprints(parts: Iterable[str]) -> str:
-    """Return one hash (hex) of several files' fingerprints, in any order. fingerprint_inputs returns the same hash for
-    the files themselves."""
+    """Return one hash (hex) made from several files' fingerprints. Their order does not matter. fingerprint_inputs
+    returns the same hash for the files themselves."""
     return hashlib.sha256(b"".join(sorted(map(bytes.fromhex, parts)))).hexdigest()
 
 

@@ -82,9 +82,9 @@ def _list_paths(paths: Sequence[str], *, kind: str, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """Raise ValueError if files are missing that the user must fetch, which are those of the sources named in
-    download.bring. The message ends with the hint that download.bring gives for the source. Sources in the folders
-    `but` are not checked."""
+    """Check the sources that the setting download.bring names, whose files the user must fetch. Raise ValueError if
+    files of such a source are missing. The message ends with the hint that download.bring gives for the source. Sources
+    in the folders `but` are not checked."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):

@@ -45,8 +45,9 @@ def split_records(
 ) -> list[Split]:
     """Return the splits of a file (its parts, each for one worker). `source` is the source's index in the config.
 
-    If a row is a document, a split is a range of lines or row groups. If documents span rows, or if a row group is
-    large, several splits share the file or range: each of them reads all of it and takes some of the documents.
+    If a row is a document, a split is a range of lines or row groups. If a document has several rows, several splits
+    share the file: each split reads the whole file and takes some of the documents. Likewise, several splits share a
+    row group that is large.
     """
     if config.kind == "jsonl":
         boundary = next_line if config.row == "document" else None
@@ -72,8 +73,9 @@ def split_records(
 
 
 def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split, and a Drop for each omission. A document is one row, or a run of sentence rows
-    that ends where the source's settings say."""
+    """Yield the documents of a split, and a Drop (a counted omission) for each row or sentence that is left out.
+    Depending on the source's settings, each row is a document, or each row is a sentence and neighbouring rows form a
+    document."""
     rows = _jsonl_rows(split, config=source) if source.kind == "jsonl" else _parquet_rows(split, config=source)
     if source.row == "sentence":
         yield from _join_rows(rows, split=split, config=source)
@@ -86,8 +88,8 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Join runs of sentence rows into documents. Yield those documents that belong to the split, and a Drop for each
-    omission in them."""
+    """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split, and
+    a Drop (a counted omission) for each of their rows or sentences that is left out."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0

@@ -102,7 +102,8 @@ def split_file(path: str | Path, *, source: SourceConfig, index: int, split_byte
 
 
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of one split in their order in the file, and a Drop for everything left out.
+    """Yield the documents of one split in their order in the file, and a Drop (a counted omission) for everything left
+    out.
 
     If the source sets clean_documents (a folder), the first reading stores the documents there, and later readings take
     them from there. Raises ValueError naming file, place and remedy for damaged input.
@@ -114,11 +115,11 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
-    """Raise ValueError if a source gave no document. The message names the source's path, and how many items were
-    dropped for which reason (`drops`).
+    """Raise ValueError if a source gave no document. The message names the source's path, and how many documents, pages
+    and sentences were left out for which reason (`drops`).
 
-    A dump without any wikitext (Wikidata), or with nothing but lists, is accepted if other sources gave documents;
-    `others` counts those documents.
+    A dump without any wikitext (Wikidata), or with nothing but lists, is accepted if other sources gave documents.
+    `others` is the number of documents from other sources.
     """
     if num_documents > 0 or (others > 0 and (_has_other_models_only(drops) or _has_lists_only(drops))):
         return
@@ -145,8 +146,9 @@ def _has_lists_only(drops: Mapping[str, int]) -> bool:
 
 
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """Return a warning for each source from which no document was read (a dump without any wikitext, or with nothing
-    but lists)."""
+    """Return a warning for each source from which no document was read. Such a source can only be a dump without any
+    wikitext, or with nothing but lists, because the build refuses other sources without documents. `read` counts the
+    documents by source."""
     warnings = []
     for index, source in enumerate(sources):
         if not read.documents[index]:

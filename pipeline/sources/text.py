@@ -29,8 +29,8 @@ def split_text(path: str | Path, *, source: int, config: SourceConfig, split_byt
 
 
 def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split, and a Drop for each omission. A document ends at a blank line, at the end of the
-    file, or after rows_per_document lines.
+    """Yield the documents of a split, and a Drop (a counted omission) for each sentence that is left out. A document
+    ends at a blank line, at the end of the file, or after rows_per_document lines.
 
     Raises ValueError for a document of more than MOST_CHARACTERS.
     """

@@ -42,12 +42,12 @@ _STREAM = b"1AY&SY"  # follows "BZh" and a digit where a bz2 stream starts
 
 
 def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Return splits of about `split_bytes` of the file (default: SPLIT_BYTES, by compression), in order. `source` is
-    the source's index in the config.
+    """Return the splits of a dump (its parts, each for one worker), in order. A split has about `split_bytes` of the
+    file (default: the entry of SPLIT_BYTES for the compression). `source` is the source's index in the config.
 
     A .bz2 is cut where a stream starts with a page, or at any byte if no stream does. Plain XML is cut at pages. A file
-    with another compression is divided into shares (each reads the whole file and takes some of the pages), or stays
-    one split if `split_bytes` is given.
+    with another compression is divided into shares (each reads the whole file and takes some of the pages). With
+    `split_bytes`, such a file stays one split.
     """
     compression = compression_of(path)
     size = storage.size_of(path)
@@ -118,8 +118,8 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Return the siteinfo in the head of a dump (language, namespaces). If the dump has no head, the fields of the
-    SiteInfo are empty, and `is_fragment` says whether the file has only bare <page> elements."""
+    """Return what the head of a dump says of its wiki (language, namespaces). If the file has no head, the fields of
+    the SiteInfo are empty. Its field `is_fragment` is True if the file has only bare <page> elements."""
     head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
@@ -135,8 +135,8 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield a document for each article of a split, in order, and a Drop for every page that is not an article and
-    every sentence left out.
+    """Yield a document for each article of a split, in order. Between them, yield a Drop (a counted omission) for every
+    page that is not an article, and for every sentence that is left out.
 
     Raises RuntimeError naming file and page if the conversion has a bug.
     """
@@ -219,8 +219,8 @@ def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
 def convert_page(
     page: Page, *, names: WikiNames, language: str, settings: WikitextConfig | None = None
 ) -> Iterator[Document | Drop]:
-    """Yield the document of a page and a Drop for each sentence, list item and tail section left out, or one Drop that
-    says why the page is not a document."""
+    """Yield the document made from `page`, and a Drop (a counted omission) for each sentence, list item or tail section
+    that is left out. If the page gives no document, the last Drop says why."""
     settings = settings or WikitextConfig()
     namespace = page.namespace if page.namespace is not None else names.namespace_of(page.title)
     if namespace != 0:

@@ -168,8 +168,8 @@ def raise_outage(error: Exception, *, url: StrPath) -> None:
 @cache
 def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
     """Return the client of process `pid`, created on the first call. `settings` is what _settings returns. A client
-    made before a fork would share the parent's connections. Since `pid` is in the cache key, each process gets its own
-    client, and the parents' clients stay untouched until the process ends."""
+    made before a fork would share the parent's connections. Because `pid` is in the cache key, each process gets its
+    own client. A client inherited from the parent stays in the cache unused until the process ends."""
     scheme, endpoint, region = settings
     return fs.S3FileSystem(
         region=region or None,

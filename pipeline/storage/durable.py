@@ -83,8 +83,9 @@ def put_in_place(temporary: Path, *, final: Path) -> Path | None:
     """Rename the folder `temporary`, whose content is durable, to `final`. If a folder was at `final` before, return
     the path where that replaced folder is now, so that the caller can remove it. Otherwise return None.
 
-    `final` is whole at every moment, unless the system cannot exchange two folders. Then a kill between two renames
-    leaves no folder at `final`, and the replaced folder under ASIDE + its name.
+    On a system that can exchange two folders, `final` is whole at every moment. On other systems, two renames are
+    needed. A kill between them leaves no folder at `final`, and the replaced folder beside it, with ASIDE before its
+    name.
     """
     replaced = None
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

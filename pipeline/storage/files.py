@@ -129,7 +129,8 @@ def make_folder(path: StrPath) -> None:
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
     """Write a whole file, which appears complete or not at all. `data` is bytes, or anything with the buffer protocol.
 
-    Without `make_folders`, a missing local folder raises OSError, for callers whose folder may be removed on purpose.
+    A missing local folder is created if `make_folders` is true. Otherwise it raises OSError, which suits callers whose
+    folder another process may remove on purpose.
     """
     if not is_url(path):
         with replace_file(local_path(path), make_folders=make_folders) as stream:

@@ -60,7 +60,7 @@ class LeaseError(PassingError):
 
 @dataclass(frozen=True, slots=True)
 class Holder(Process):
-    """A process that has the lease, or wants it. `token` is random and tells the process's claim from other claims."""
+    """A process that has the lease, or wants it. `token` is random and identifies the process's claim."""
 
     token: str
     since: str
@@ -74,7 +74,8 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of one command to the lease: the content of the command's file."""
+    """The claim of one command to the lease (the right to write to an output): what the command's file in FOLDER/lease
+    says."""
 
     number: int
     """One more than the greatest number that the command saw in other claims."""
@@ -137,8 +138,8 @@ def hold(
 
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
-    """Run the block only if `token` has the lease on `folder`, and let nobody take over the lease inside the block (on
-    a store: only check the token right before the block). Raises LeaseError if `token` does not have the lease.
+    """Run the block only if `token` has the lease on `folder`, and raise LeaseError otherwise. In a local folder,
+    nobody can take over the lease while the block runs. On a store, the token is only checked right before the block.
 
     If `token` is None nothing is checked, for callers whose folder nobody else uses. `name` is the output in messages.
     """
@@ -200,8 +201,8 @@ def take(
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:
-    """Renew the lease by a heartbeat in the claim of `token`. Return True, or False if another command has taken
-    over."""
+    """Send a heartbeat: change the claim of `token` (the file that holds the lease), so that others see a sign of life.
+    Return True, or False if another command has taken over the lease."""
     folder = locate(folder)
     with _locked(folder):
         mine = next((claim for claim in _reigning(_look(folder)) if claim.holder.token == token), None)
@@ -215,7 +216,8 @@ def beat_once(folder: StrPath, *, token: str) -> bool:
 
 
 def release(folder: StrPath, *, token: str) -> None:
-    """Delete the claim of `token`. In a local folder, also remove FOLDER/lease if it has no other claims."""
+    """Give the lease back: delete the claim of `token` (the file that holds the lease). In a local folder, also remove
+    FOLDER/lease if it has no other claims."""
     folder = locate(folder)
     with suppress(OSError), _locked(folder):
         claims = _look(folder)
@@ -228,7 +230,8 @@ def release(folder: StrPath, *, token: str) -> None:
 
 
 def identify(*, timeout_s: int) -> Holder:
-    """Return this process as a Holder with a new token. Others may take over after `timeout_s` without a heartbeat."""
+    """Return this process as a Holder with a new token. Other commands may take over its lease after `timeout_s`
+    without a heartbeat."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return Holder(**asdict(identify_process()), token=secrets.token_hex(16), since=since, timeout_s=timeout_s)
 
@@ -254,9 +257,10 @@ def _watch(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> set[Claim]:
-    """Wait until the claims in `folder` change, and return an empty set. If the longest time-out of the claims `living`
-    passes without a change, return `living` as a set, because their commands are silent. `silent` holds the claims that
-    were already found silent, which are ignored. Raises LeaseError if the lease's holder proves to be alive."""
+    """Wait until the claims in `folder` change, and return an empty set. A claim is the file of a command that has the
+    lease or wants it. If the longest time-out of the claims `living` passes without a change, return `living` as a set,
+    because their commands are silent. `silent` holds claims that were found silent before, which are ignored. Raises
+    LeaseError if the command that has the lease proves to be alive."""
     holding = next((claim for claim in living if claim.holds), None)
     if holding is not None and holding.holder.is_gone() is False:
         raise _refusal(name, holding.holder)
@@ -280,9 +284,9 @@ def _watch(
 def _contend(
     folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
-    """Write `claim`, try to take the lease, and return whether it was taken. If there is a holder, or a candidate with
-    a smaller token, or if the other candidates stay for the time-out, withdraw `claim` and return False. The claims in
-    `silent` are ignored."""
+    """Write `claim` (the file that asks for the lease), try to take the lease, and return whether it was taken.
+    Withdraw `claim` and return False in three cases: another command has the lease, another candidate has a smaller
+    token, or other candidates are still there after the time-out. The claims in `silent` are ignored."""
     taken = False
     try:
         _write(folder, claim)
@@ -305,20 +309,21 @@ def _contend(
 
 
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
-    """Return the claims whose commands may be alive. They are valid, are not in `silent`, and their processes are not
-    known to be gone."""
+    """Return the claims whose commands may be alive. A claim (the file of a command that has the lease or wants it) is
+    left out if it is invalid, is in `silent`, or its process is known to be gone."""
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
 
 def _reigning(claims: Iterable[Claim]) -> list[Claim]:
-    """Return the valid claims: those whose number is not below the greatest number of a holder's claim."""
+    """Return the valid claims (files of commands that have the lease or want it). A claim is invalid if the claim of a
+    command that has or had the lease has a greater number."""
     claims = list(claims)
     reign = max((claim.number for claim in claims if claim.holds), default=0)
     return [claim for claim in claims if claim.number >= reign]
 
 
 def _look(folder: Location) -> list[Claim]:
-    """Return all claims in a folder, sorted by number."""
+    """Return all claims in a folder (files of commands that have the lease or want it), sorted by number."""
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # was withdrawn just now, or is no claim
@@ -376,8 +381,8 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
 
 
 def _stands(path: Path, *, as_descriptor: int) -> bool:
-    """Return whether `path` still names the open file with the descriptor `as_descriptor`. It does not after a holder
-    gave the lease back, because the holder then removes the file."""
+    """Return whether `path` still names the open file with the descriptor `as_descriptor`. The answer is False after a
+    holder gave the lease back, because the holder then removes the file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(as_descriptor))
     except FileNotFoundError:

@@ -13,8 +13,8 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
     """Return a path setting with ~ expanded. A file:// URL becomes a path, and s3:// and gs:// URLs lose only the
     slashes at their end.
 
-    Raises ConfigError naming `key` if the value is empty, contains a NUL or is an invalid URL, and with `local_only`
-    for any URL of a store.
+    Raises ConfigError naming `key` if the value is empty, contains a NUL or is an invalid URL. With `local_only`, a URL
+    of a store raises ConfigError too.
     """
     if not value or "\0" in value:
         raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")

@@ -140,7 +140,8 @@ def add_composition(backend: Tokenizer) -> None:
 
 
 def word_rules(settings: VocabularyConfig, *, dotted_i: bool = False) -> tuple[Any | None, Any]:
-    """Return (normalizer, pre-tokenizer), the library's objects for training a vocabulary.
+    """Return (normalizer, pre-tokenizer). These objects of the `tokenizers` library say how text is divided into words
+    when a vocabulary is trained.
 
     `dotted_i` as in bert_normalizer. Stripping accents decomposes characters, also Hangul syllables into jamo
     (letters). Afterwards the text is composed again, unless the settings ask for jamo.
@@ -165,8 +166,8 @@ def word_rules(settings: VocabularyConfig, *, dotted_i: bool = False) -> tuple[A
 def describe_text(backend: Tokenizer) -> dict[str, str]:
     """Return how the tokenizer treats text, found by trying single characters.
 
-    The dict has the keys case ("kept", "lowered", or "lowered_dotted_i" if as in Turkish), accents ("removed" or
-    "kept"), hangul ("syllables" or "jamo") and joiners (the zero-width joiner and non-joiner: "removed" or "kept").
+    The dict has four keys: "case" ("kept", "lowered", or "lowered_dotted_i" if as in Turkish), "accents" ("removed" or
+    "kept"), "hangul" ("syllables" or "jamo") and "joiners" (the zero-width joiner and non-joiner: "removed" or "kept").
     """
 
     def normalize(text: str) -> str:
@@ -188,8 +189,8 @@ def is_composed(text: str) -> bool:
 
 
 def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
-    """Add the special tokens and the template [CLS] A [SEP] B [SEP] to `backend`. `special` maps pad, unk, cls, sep and
-    mask to their tokens."""
+    """Add the special tokens to `backend`, and the template [CLS] A [SEP] B [SEP] for pairs of texts. `special` maps
+    pad, unk, cls, sep and mask to their tokens."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
     cls, sep = special["cls"], special["sep"]
     backend.post_processor = processors.TemplateProcessing(

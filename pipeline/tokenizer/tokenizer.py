@@ -76,9 +76,9 @@ class WordTokenizer:
     token."""
 
     def __init__(self, backend: Tokenizer, *, origin: str) -> None:
-        """Wrap a Tokenizer of the library. Raises ValueError if the ids have gaps, if a special token or all ordinary
-        tokens are missing, or if text outside the vocabulary cannot be tokenized. The message names `origin`, the
-        tokenizer's file."""
+        """Wrap a Tokenizer of the `tokenizers` library. Raises ValueError if the ids have gaps, if a special token is
+        missing, if there are no ordinary tokens, or if text outside the vocabulary cannot be tokenized. The message
+        names `origin`, the tokenizer's file."""
         self.backend = backend
         """The library's tokenizer, which is saved beside the data."""
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
@@ -142,8 +142,9 @@ class WordTokenizer:
         return cls(backend, origin=origin)
 
     def tokenize(self, document: Document, *, language: str = "", dictionary: bool = False) -> TokenizedDocument:
-        """Return the document as ids. Each sentence has the ids that the library gives it without added special tokens
-        and with encode_special_tokens set (special tokens in the text are then ordinary text).
+        """Return the document as ids. Each sentence has the ids that the `tokenizers` library gives it, without added
+        special tokens. Special tokens that occur in the text are treated like ordinary text (the library's setting
+        encode_special_tokens).
 
         For the options see tokenize_and_count.
         """
@@ -184,8 +185,8 @@ class WordTokenizer:
 
 
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
-    """Raise ValueError naming `origin` if the tokenizer fails on text outside its vocabulary, which WordLevel and
-    Unigram models without [UNK] do."""
+    """Raise ValueError naming `origin` if the tokenizer fails on text outside its vocabulary. WordLevel and Unigram
+    models without [UNK] fail on such text."""
     try:
         backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception

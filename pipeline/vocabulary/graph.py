@@ -95,11 +95,9 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits; yields a list with a run for each part that has words. A run
-    has sorted counts.
-
-    Words are divided into parts by hash.
-    """
+    """Beam step: counts the words of a group of splits (ranges of input files). Words are divided into parts by hash.
+    The step yields a list with a run for each part that has words. A run is a file range with the sorted counts of the
+    part."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[list[Run]]:
         with report_failure(self.context.exchange):
@@ -107,9 +105,10 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted files of word counts) of a part (a share of all words, by hash).
+    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, by hash).
 
-    Yields a list with the path of one new file, which has the part's most frequent words, if the part has any.
+    Yields a list with the path of one new file, which has the most frequent words of the part. If the part has no
+    words, yields nothing.
     """
 
     def process(self, part: int, runs: list[list[Run]]) -> Iterator[list[str]]:
@@ -120,8 +119,8 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Beam step: joins the files of all parts into the file WORDS_NAME. The main process reads that file, because an
-    engine cannot return values."""
+    """Beam step: joins the files of MergeRuns, which have the most frequent words of each part, into the file
+    WORDS_NAME. The main process reads this file, because an engine cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):
@@ -130,10 +129,10 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that pass the filters of a build with the same settings. A build also removes
-    duplicate documents, but their words are counted here.
+    """Count the words of the documents in `splits`, and return the runs (ranges of files) that hold the counts.
 
-    Return the runs (ranges of files) that hold the counts.
+    Only documents that pass the filters of a build with the same settings are counted. A build also removes duplicate
+    documents, but their words are counted here.
     """
     settings = context.config.vocabulary
     normalizer, splitter = word_rules(settings, dotted_i=has_dotted_i(context.config))

@@ -1,8 +1,8 @@
 """Merges adjacent symbols in counted words, one pair at a time: the inner loop of WordPiece and BPE training.
 
 Flat arrays hold all words as linked lists of symbols. A merge updates only the pairs that it changes, so a merge costs
-about 0.3 ms instead of a pass over all words. The result is deterministic: of several pairs with the best score, the
-more frequent pair is merged, then the first in code point order.
+about 0.3 ms instead of a pass over all words. The result is deterministic: if several pairs have the best score, the
+most frequent of them is merged. If several are equally frequent, the first in code point order is merged.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Return those of the sorted places `place` at which a pair can be merged without overlap. The places of a pair
-        of equal symbols overlap in text like a a a a; of these, the first, third, ... are returned."""
+        """Return those places in `place` at which a pair can be merged without overlap. `place` has the sorted places
+        where the pair occurs. Only the places of a pair of equal symbols overlap, in text like a a a a. Of such places,
+        the first, third, ... are returned."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))
@@ -167,9 +168,9 @@ class MergeTable:
     def _candidates(self, min_count: int) -> Int64s:
         """Return the numbers of the pairs that occur at least `min_count` times.
 
-        Not every pair is looked at. A list of the frequent pairs is made every _REFRESH_EVERY merges. Between two
-        lists, only the pairs in the last list and the pairs created after it are looked at. No pair is missed, because
-        a pair's count only falls after the merge that created the pair.
+        Not every pair is looked at. A list of the frequent pairs is made every _REFRESH_EVERY merges. Until the next
+        list is made, only two kinds of pairs are looked at: those in the list, and those created after the list. No
+        pair is missed, because a pair's count only falls after the merge that created the pair.
         """
         size = len(self._pairs)
         if min_count != self._threshold or self._steps % _REFRESH_EVERY == 0:

@@ -28,7 +28,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subwords:
-    """A trained vocabulary. `tokens` are in the order of ids, LAYOUT first. `merges` are the merged pairs, in order."""
+    """A trained vocabulary. `tokens` are in the order of ids, and begin with the special and unused tokens (LAYOUT).
+    `merges` are the merged pairs, in order."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
@@ -37,15 +38,15 @@ class Subwords:
 def train_wordpiece(
     word_counts: Mapping[str, int], *, size: int, criterion: Criterion = "likelihood", min_pair_count: int | None = None
 ) -> list[str]:
-    """Train a WordPiece vocabulary, and return its tokens: LAYOUT, characters, then pieces in the order of the merges.
-    `size` is the number of tokens.
+    """Train a WordPiece vocabulary, and return its tokens: first the special and unused tokens (LAYOUT), then
+    characters, then longer pieces in the order of the merges. `size` is the number of tokens.
 
-    With criterion "frequency", each step merges the most frequent pair. With "likelihood" (Schuster and Nakajima 2012),
-    each step merges the pair (s, t) that raises the likelihood of the text most per occurrence, which has the greatest
-    count(st) / (count(s) count(t)). Because rare pairs score highest, pairs that occur less than min_pair_count times
-    are not considered. If min_pair_count is None, this bound starts at the count of the most frequent pair, and falls
-    by a fifth whenever no pair reaches it, down to 2. So frequent words come first, and the criterion chooses among
-    pairs of similar frequency (measured in docs/LOG.md).
+    With `criterion` "frequency", each step merges the most frequent pair. With "likelihood" (Schuster and Nakajima
+    2012), each step merges the pair (s, t) that raises the likelihood of the text most per occurrence. This pair has
+    the greatest count(st) / (count(s) count(t)). Because rare pairs score highest, pairs that occur less than
+    `min_pair_count` times are not considered. If `min_pair_count` is None, this bound starts at the count of the most
+    frequent pair. Whenever no pair reaches the bound, the bound falls by a fifth, down to 2. So frequent words come
+    first, and the criterion chooses among pairs of similar frequency (measured in docs/LOG.md).
 
     Raises ValueError if `size` is too small for the characters. Logs a warning if there are too few pairs for `size`.
     """
@@ -58,9 +59,11 @@ def train_bpe(
     """Train byte-pair encoding (Sennrich et al. 2016), and return its tokens and merges. `size` is the number of
     tokens.
 
-    Each step merges the most frequent pair, as long as that pair occurs at least min_pair_count times (None means 2).
+    Each step merges the most frequent pair, as long as that pair occurs at least `min_pair_count` times (None means 2).
     Tokens that end a word end in END_OF_WORD. With `byte_level` there is no such mark: words come from the ByteLevel
-    pre-tokenizer, and the alphabet is all 256 bytes, so no text is unknown. Raises and warns like train_wordpiece.
+    pre-tokenizer, and the alphabet is all 256 bytes, so no text is unknown.
+
+    Raises ValueError if `size` is too small for the characters. Logs a warning if there are too few pairs for `size`.
     """
     kind = "byte_level_bpe" if byte_level else "bpe"
     return _train(word_counts, size=size, criterion="frequency", min_pair_count=min_pair_count or 2, kind=kind)
@@ -97,8 +100,9 @@ def _train(
 
 
 def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[list[str], MergeTable]:
-    """Return (alphabet, table): the symbols of single characters, and a MergeTable of the words spelled in these
-    symbols. `kind` is wordpiece, bpe or byte_level_bpe.
+    """Return (alphabet, table). The alphabet is the list of single-character symbols. The table is a MergeTable (words
+    and the counts of their adjacent symbols) of the words spelled in these symbols. `kind` is "wordpiece", "bpe" or
+    "byte_level_bpe".
 
     The rarest characters, and the words that contain one of them, are left out. These characters make up at most 1 in
     100,000 of the text, or 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet
@@ -155,11 +159,12 @@ def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
     """Return an array that is True for each of `codes` whose character is frequent enough to stay. The rarest
-    characters are dropped: up to 1 in 100,000 of the text, or up to 1 in 10,000 if more than `most` codes would stay
-    otherwise. Of equally frequent characters, the first in code point order stays.
+    characters are dropped. The dropped characters make up at most 1 in 100,000 of the text, or at most 1 in 10,000 if
+    more than `most` codes would stay otherwise. Of equally frequent characters, the last in code point order is dropped
+    first.
 
-    A code is a character times 2, plus 1 with a mark such as ##. `counts` has the count of each code, and the two codes
-    of a character are counted together.
+    A code is a symbol: a character's code point times 2, plus 1 if the symbol has a mark such as ##. `counts` has the
+    count of each code. The two codes of a character are counted together.
     """
     characters, of = np.unique(codes >> 1, return_inverse=True)
     totals = np.bincount(of, weights=counts)

@@ -51,8 +51,8 @@ _logger = logging.getLogger(__name__)
 
 
 def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
-    """Return {word: count} for `sentences`, most frequent words first. Words are found like the vocabulary's tokenizer
-    will find them. Only the MAX_WORDS most frequent words are returned."""
+    """Return {word: count} for the MAX_WORDS most frequent words of `sentences`, most frequent first. The text is
+    divided into words in the same way as by a tokenizer with these settings."""
     normalizer, splitter = word_rules(settings)
     with tempfile.TemporaryDirectory() as folder:
         counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
@@ -169,7 +169,7 @@ def count_sources(
 ) -> dict[str, int]:
     """Count the words of `splits` with Beam, and return {word: count} for the MAX_WORDS most frequent words.
 
-    Beam's files stay in `folder`. Raises the errors of engines.run_on_engine.
+    The files that the Beam steps write in `folder` are not removed. Raises the errors of engines.run_on_engine.
     """
     from pipeline.engines import local  # Beam takes 2 s to import
     from pipeline.vocabulary.graph import WORDS_NAME, WordContext, build_word_graph, group_splits
@@ -206,7 +206,7 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
 
 
 def check_name(path: Path, *, settings: VocabularyConfig) -> None:
-    """Raise ConfigError if a vocabulary of this algorithm cannot be written to `path`."""
+    """Raise ConfigError if a vocabulary of the algorithm in `settings` cannot be written to `path`."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":

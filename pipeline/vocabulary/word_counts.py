@@ -46,11 +46,9 @@ Entry = tuple[bytes, int]
 
 
 class Run(NamedTuple):
-    """Sorted counts of the words in one part (words are divided into parts by hash), which are the lines from `start`
-    to `stop` of a file. A line has the word, a tab and the count.
-
-    `start` and `stop` are in bytes.
-    """
+    """A range of a file with sorted word counts, one word per line: the word, a tab and the count. The range begins at
+    byte `start` and ends before byte `stop`. All words are divided into numbered parts by hash. `part` is the number of
+    the part that the run's words belong to."""
 
     path: str
     start: int
@@ -59,10 +57,10 @@ class Run(NamedTuple):
 
 
 class WordCounter:
-    """Counts the words of sentences, found by a tokenizer's normalizer and pre-tokenizer (`splitter`).
+    """Counts the words in sentences. A tokenizer's normalizer and pre-tokenizer (`splitter`) decide what a word is.
 
-    It writes runs (sorted counts) to new files in `folder`. If its with block raises an error, these files are removed.
-    File names are `name` plus a random part, so that two attempts never write the same file.
+    The counts go to new files in `folder`, as runs (sorted counts). If the with block of the counter raises an error,
+    these files are removed. File names are `name` plus a random part, so that two attempts never write the same file.
     """
 
     def __init__(
@@ -173,8 +171,8 @@ def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
 
 
 def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:
-    """Return {word: count} for the `limit` most frequent words of all runs, most frequent first. Equally frequent words
-    are in code point order.
+    """Return {word: count} for the `limit` most frequent words, most frequent first. Equally frequent words are in code
+    point order. The counts come from `runs` (files with sorted counts), and are added up over all runs.
 
     At most 64 runs are merged at a time; intermediate files go to `folder`. Memory holds only the words returned.
     """
@@ -182,15 +180,16 @@ def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[
 
 
 def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> str:
-    """Write the words and counts that most_common returns to a new file in `folder`, and return the file's path. If an
-    error occurs, the file is removed."""
+    """Write the `limit` most frequent words and their counts to a new file in `folder`, and return the file's path. The
+    counts come from `runs` (files with sorted counts), and are added up over all runs. If an error occurs, the file is
+    removed."""
     return _write_new(folder, _most_common(runs, folder=folder, limit=limit), name="common")
 
 
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
     """Write the `limit` most frequent words of several files to a new file in `folder`, and return the new file's path.
 
-    `paths` are files of write_most_common that share no words.
+    write_most_common made the files at `paths`. No word may be in two of them.
     """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")

@@ -26,7 +26,7 @@ def ordinal_template(head: str) -> str | None:
 
 def french_century(noun: str, after: str = "") -> Renderer:
     """Return a renderer of one century or two, as in "XIXe siecle" and "IIIe et IXe siecles" (`noun` has the right
-    accent). The arguments are numbers, each perhaps followed by its ending, and the words between them."""
+    accent). The renderer expects numbers, each with or without its ending, and the words between the numbers."""
 
     def render(arguments: Arguments) -> str | None:
         shown: list[str] = []
@@ -62,7 +62,8 @@ def spanish_century(arguments: Arguments) -> str | None:
 
 
 def century(noun: str) -> Renderer:
-    """Return a renderer of a century, such as "segle XIX". It returns None for two centuries."""
+    """Return a renderer of one century, as `noun` and the century's number: "segle XIX". For two centuries the renderer
+    returns None."""
 
     def render(arguments: Arguments) -> str | None:
         numbers = [value for value in arguments.filled() if _ROMAN.fullmatch(value)]

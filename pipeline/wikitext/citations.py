@@ -1,7 +1,8 @@
-"""Renders templates that cite, doubt or sound: {{harvtxt|Boole|1854}}, {{cn|text}}, {{audio|x.ogg|label}}. Pure.
+"""Renders templates of citations, doubted text and sounds, such as {{harvtxt|Boole|1854}} and {{cn|text}}. Pure.
 
-Marks of doubt wrap the doubted text in most wikis, and stand behind it in English. A renderer returns "" if the
-template shows nothing, or None if it does not understand the arguments.
+A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia, such a template
+stands behind the text. A renderer returns "" if the template shows nothing, or None if it does not understand the
+arguments.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ _PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
 
 
 def wrapped(arguments: Arguments) -> str | None:
-    """Render the text that a template wraps: its first argument, or the one named text. Return None without a text."""
+    """Render the text that a template wraps. This is the first argument, or else a named argument such as text=. Return
+    None without a text."""
     return arguments.at(1) or next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), None)
 
 
 def doubted(arguments: Arguments) -> str | None:
-    """Render the text that a mark of doubt ({{cn|text}}) wraps, or "" if the mark stands alone or has only a date.
+    """Render a template that marks its text as doubtful, such as {{cn|text}}, as the text. Return "" if the template
+    has no text, or has only a date.
 
     Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
     """
@@ -68,7 +71,8 @@ _PAGES = (("p", "p. "), ("pp", "pp. "), ("page", "p. "), ("pages", "pp. "), ("s"
 
 
 def _short_citation(arguments: Arguments) -> tuple[str, str, str] | None:
-    """Return the authors, the year and the place of a short citation, each perhaps "", or None without authors."""
+    """Return (authors, year, place) of a short citation. The year and the place are "" if they are missing. Return None
+    if there are no authors."""
     filled = arguments.filled()
     year = filled.pop() if len(filled) > 1 and re.match(r"(?:c\. )?\d|n\.d", filled[-1]) else ""
     if not filled:
@@ -100,7 +104,8 @@ def bracketed_citation(arguments: Arguments) -> str | None:
 
 
 def cited_work(arguments: Arguments) -> str | None:
-    """Render the Italian {{Cita|key|p. 5|label}} as its label, or else its key, and the page."""
+    """Render the Italian {{Cita|key|p. 5|label}} as the label and the page. Without a label, the key is shown in its
+    place."""
     label = arguments.at(3) or arguments.at(1)
     return ", ".join(filter(None, (label, arguments.at(2)))) if label else None
 
@@ -145,8 +150,8 @@ def _parts_of_verse(arguments: Arguments) -> tuple[str, str, str]:
 
 
 def sound(position: int) -> Renderer:
-    """Return a renderer of a sound, which shows its label (argument `position`). A label that only says "listen" is a
-    button and no text."""
+    """Return a renderer of a sound, which shows the sound's label (argument `position`). It shows nothing if there is
+    no label, or if the label only says "listen", because such a label is a button."""
 
     def render(arguments: Arguments) -> str | None:
         label = arguments.at(position)

@@ -19,9 +19,9 @@ def country_name(code: str, *, language: str) -> str | None:
 
 
 def render_country(name: str, arguments: Arguments) -> str | None:
-    """Return the text of the template {{CODE}} with `arguments`. The text is the argument "name" if there is one, or
-    else `name`, the country's name. Numbers, as in {{USA|1912}}, only choose the flag of another time. Return None if
-    there are arguments other than numbers, name, size and variant."""
+    """Return the text of the template {{CODE}} with `arguments`. The text is the argument "name" if it is given, or
+    else `name`, the country's name. Numbers, as in {{USA|1912}}, only choose the flag of a year and do not matter here.
+    Return None if there are arguments other than numbers, name, size and variant."""
     if not all(value.isdecimal() for value in arguments.filled()) or set(arguments.named) - {"size", "name", "variant"}:
         return None
     return arguments.named.get("name") or name

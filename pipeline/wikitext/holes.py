@@ -1,8 +1,9 @@
 """Removes marks of templates from a line where the line is complete without them. Pure.
 
-A template that shows nothing leaves a GAP, a pronunciation or a sound an ASIDE, and a template that cannot be rendered
-a HOLE. A mark that remains in a sentence drops that sentence, so a mark is removed only where no words can be missing:
-after a full stop, where footnotes stand, or with the parenthesis around it.
+A mark is a character that stands in the place of a template. A GAP stands for a template that shows nothing, an ASIDE
+for a pronunciation or a sound, and a HOLE for a template that cannot be rendered. Every GAP is removed. A sentence that
+keeps an ASIDE or a HOLE is dropped later. So an ASIDE or HOLE is removed only where no words can be missing: after a
+full stop, where footnotes stand, or together with the parenthesis around it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _PRONUNCIATION = words(
 
 
 def settle_marks(line: str) -> str:
-    """Return a line without the marks that leave it complete, or "" if it has no words besides marks. Marks that remain
-    stand for words that are missing."""
+    """Return a line without those marks (characters in the place of a template) without which the line is still
+    complete. The other marks stand for missing words and stay. Return "" if the line has no words besides marks."""
     if GAP in line:
         line = _GAP_BETWEEN_POINTS.sub("", line)
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")
@@ -60,8 +61,9 @@ def settle_marks(line: str) -> str:
 
 
 class _Parenthesis:
-    """An open parenthesis, or the line itself (`opening` is ""). `items` are its parts between commas, each as a list
-    of pieces and with the comma before it, and `asides` tells which items have an ASIDE."""
+    """An open parenthesis, or the whole line if `opening` is "". `items` are the parts of its text between commas. Each
+    item is a list of strings, and begins with the comma before it. `asides` says for each item whether it has an ASIDE
+    (a mark for a pronunciation or a sound)."""
 
     __slots__ = ("asides", "has_hole", "items", "opening")
 
@@ -79,20 +81,22 @@ class _Parenthesis:
             self.items[-1].append(text)
 
     def take(self, inner: _Parenthesis, text: str) -> None:
-        """Add the text of an inner parenthesis, and the knowledge of its marks."""
+        """Add `text`, which is the text of the inner parenthesis `inner`, and note that this parenthesis now has the
+        marks (HOLE, ASIDE) of `inner` too."""
         self.add(text)
         self.asides[-1] |= any(inner.asides)
         self.has_hole |= inner.has_hole
 
     def ends_with_letter(self) -> bool:
-        """Return whether a letter or digit stands last. Those of scripts from Thai to Korean, which need
-        no space before a parenthesis, do not count."""
+        """Return whether the text so far ends with a letter or digit. Letters of the scripts from Thai to Korean do not
+        count, because these scripts need no space before a parenthesis."""
         last = self.items[-1][-1][-1] if self.items[-1] else ""
         return last.isalnum() and last < "\u0e00"
 
     def introduces(self, opening: str) -> bool:
-        """Return whether the text so far leads to the pronunciation in the parenthesis that opens next. Brackets are
-        only a remark after a title in bold or italics, or after another parenthesis."""
+        """Return whether the text so far introduces the pronunciation in the next parenthesis. It does if its last word
+        is one such as "pronounced". It also does before a bracket ([), unless the text ends with a title in bold or
+        italics, or with a parenthesis."""
         text = "".join(self.items[-1][-4:])[-60:].rstrip()
         last = _LAST_WORD.search(text)
         if last is not None and last.group(1).casefold() in _PRONUNCIATION:
@@ -100,7 +104,8 @@ class _Parenthesis:
         return opening == "[" and not text.endswith(("''", ")", "\uff09", "]"))
 
     def remove_space(self) -> None:
-        """Remove the white space at the end of the last piece of text. Earlier pieces keep theirs."""
+        """Remove the white space at the end of the string that was added last. Earlier strings keep their white
+        space."""
         if self.items[-1]:
             self.items[-1][-1] = self.items[-1][-1].rstrip()
             if not self.items[-1][-1]:
@@ -108,8 +113,9 @@ class _Parenthesis:
 
 
 def _remove_parentheses(line: str) -> str:
-    """Return the line without the parentheses that have a HOLE, and without the parts of parentheses that only give a
-    pronunciation. A parenthesis glued to a word, such as f(x), is part of the sentence and stays."""
+    """Return the line without the parentheses that have a HOLE (a mark for a template that cannot be rendered), and
+    without the parts of parentheses that only give a pronunciation. A parenthesis glued to a word, such as f(x), is
+    part of the sentence and stays."""
     opened = [_Parenthesis("")]
     position = 0
     for found in _PIECE.finditer(line):
@@ -137,13 +143,16 @@ def _remove_parentheses(line: str) -> str:
 
 
 def _give_up(opened: list[_Parenthesis]) -> None:
-    """Treat the innermost parenthesis as unclosed: add its text to what is around it."""
+    """Treat the innermost parenthesis as unclosed: add its text to the parenthesis around it."""
     inner = opened.pop()
     opened[-1].take(inner, inner.text())
 
 
 def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
-    """Add to `outer` what remains of a closed parenthesis."""
+    """Add to `outer` what remains of the parenthesis `inner`, which the character `closing` has just closed. A
+    parenthesis with a HOLE (a mark for a template that cannot be rendered) is removed. A parenthesis with an ASIDE (a
+    mark for a pronunciation or a sound) loses the parts that only give a pronunciation. If the sentence may need the
+    parenthesis, it stays with its marks."""
     if inner.has_hole:
         text = inner.text()
         if inner.opening == "[" or len(text) > _MOST_CHARACTERS or outer.ends_with_letter():
@@ -170,8 +179,8 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
 
 
 def _without_aside(item: str) -> str:
-    """Return a part of a parenthesis without its pronunciation, or "" if the part only introduces the pronunciation, as
-    in "pronounced ..."."""
+    """Return a part of a parenthesis without its pronunciation. Return "" if the rest would only introduce the
+    pronunciation, as in "pronounced ..."."""
     start = MARK.search(item)
     before = "" if start is None else item[: start.start()].rstrip(" [/(")
     first, last = _WORD.search(before), _LAST_WORD.search(before[-60:])

@@ -47,9 +47,9 @@ class WikiNames:
     """The names of one wiki, all as fold_name returns them: the namespaces other than 0 with their numbers, the
     redirect words, and the codes of other languages.
 
-    `invisible` has the prefixes of links that show no text, such as "file". It includes the prefixes of all languages,
-    because translated pages keep links to the files of the original page. Only ASCII prefixes of one or two letters are
-    left out for other languages.
+    `invisible` has the prefixes of links that show no text, such as "file". It includes the prefixes of other
+    languages, because translated pages keep links to the files of the original page. From other languages, ASCII
+    prefixes of one or two letters are not taken.
     """
 
     namespaces: Mapping[str, int]

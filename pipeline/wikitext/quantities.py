@@ -14,8 +14,8 @@ from pipeline.wikitext.tags import raise_digits
 
 
 class Arguments(NamedTuple):
-    """The arguments of a template: `positional` in order, and `named` by case-folded name. `language` is the wiki's
-    language."""
+    """The arguments of a template. `positional` has those without a name, in order, and `named` maps case-folded names
+    to values. `language` is the wiki's language."""
 
     positional: list[str]
     named: dict[str, str]
@@ -161,7 +161,7 @@ def measure(arguments: Arguments) -> str | None:
 
 
 def scientific(arguments: Arguments) -> str | None:
-    """Render {{exp|1.9|19}} as a number times a power of ten, or return None without both."""
+    """Render {{exp|1.9|19}} as a number times a power of ten. Return None unless both arguments are given."""
     if not arguments.at(1) or not arguments.at(2):
         return None
     return f"{arguments.at(1)}\u00d710" + raise_digits(arguments.at(2).replace("-", "\u2212"))
@@ -276,8 +276,8 @@ def as_of(arguments: Arguments) -> str | None:
 
 
 def words_of_date(arguments: Arguments) -> str | None:
-    """Render a date of day, month in words and year, as in the French {{date|1|janvier|1900|...}}. Return None for
-    other forms."""
+    """Render a date that is given as day, month in words, and year, as in the French {{date|1|janvier|1900|...}}.
+    Return None for other forms."""
     filled = arguments.filled()
     if len(filled) == 1:
         return filled[0]

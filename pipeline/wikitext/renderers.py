@@ -45,12 +45,12 @@ from pipeline.wikitext.tags import ASIDE, BREAK, PIPE, lower_digits, raise_digit
 
 
 def nothing(arguments: Arguments) -> str | None:
-    """Render a template that shows nothing in a sentence."""
+    """Return "", for a template that shows nothing in a sentence."""
     return ""
 
 
 def _hole(arguments: Arguments) -> str | None:
-    """Render a template whose text is not in its arguments."""
+    """Return None, for a template whose text is not in its arguments."""
     return None
 
 
@@ -80,7 +80,8 @@ def _around(before: str, after: str = "") -> Renderer:
 
 
 def _abbreviation(before: str, separator: str = "\u2013") -> Renderer:
-    """Return a renderer of an abbreviation and the word or the one or two numbers after it, each perhaps missing."""
+    """Return a renderer that shows the abbreviation `before` and then the first two arguments (a word, or one or two
+    numbers) with `separator` between them. Missing arguments are left out."""
     return lambda arguments: (before + separator.join(arguments.filled()[:2])).rstrip()
 
 
@@ -253,7 +254,8 @@ def _twin_town(arguments: Arguments) -> str | None:
 
 
 def _unless_article(arguments: Arguments) -> str | None:
-    """Render the German {{Coordinate|...}}, which is shown beside the title unless `text` is given."""
+    """Render the German {{Coordinate|...}}. Return "" if it is shown beside the title, which means that it has the
+    argument "article" but not "text". Otherwise return None."""
     return "" if "article" in arguments.named and "text" not in arguments.named else None
 
 
@@ -287,5 +289,6 @@ _MADE: dict[str, Callable[..., Renderer]] = {
 
 
 def make_renderer(kind: str, *parameters: str | int) -> Renderer:
-    """Return the renderer that templates.tsv calls `kind`, with its parameters."""
+    """Return a renderer. `kind` is its name in templates.tsv, and `parameters` are the values that stand there after
+    the name."""
     return _MADE[kind](*parameters) if kind in _MADE else _PLAIN[kind]

@@ -131,11 +131,11 @@ class _Frame:
         self.parts: list[str] = []
 
     def last(self) -> str:
-        """Return the last character so far, or a line break if there is none."""
+        """Return the last character of the content so far, or a line break if there is no content."""
         return next((part[-1] for part in reversed(self.parts) if part), "\n")
 
     def ends_unfinished(self) -> bool:
-        """Return whether the text so far ends with a line of running text whose last sentence is not finished."""
+        """Return whether the content so far ends with a line of running text whose last sentence is not finished."""
         last = "".join(part[-200:] for part in self.parts[-8:]).removesuffix("\n").rpartition("\n")[2]
         return last[:1] not in "*#:;=|!-{ \t" and (last[-1].isalnum() or last[-1] == ",")
 
@@ -258,8 +258,9 @@ _VARIANT_RULE = re.compile(r"\s*([a-z-]+)\s*:\s*([^;]*)")
 
 
 def _resolve_variants(text: str, *, language: str) -> str:
-    """Return `text` with language variants resolved. -{zh-hans:x;zh-hant:y}- becomes the variant for `language` or a
-    default, and -{x}- becomes x. -{FLAGS|...}- becomes nothing if FLAGS contain T, H, D, N or - but not A."""
+    """Return `text` with language variants resolved. -{zh-hans:x;zh-hant:y}- becomes the variant for `language`, or a
+    default if there is no such variant, and -{x}- becomes x. -{FLAGS|...}- becomes nothing if FLAGS contain T, H, D, N
+    or - but not A."""
     if "-{" not in text:
         return text
 

@@ -1,9 +1,10 @@
 """Finds what a template shows by its name and wiki. A name can mean different things: {{s|XIX}} is a century in French
 and a stub in Italian.
 
-templates.tsv has the names, one line for some wikis and a renderer; `*` stands for any wiki, because names are copied
-from the English Wikipedia to most others. A wiki's own lines come first, then those of the wikis that it copies from
-(_COPIES), then `*`. The patterns here match whole families of names (infobox ..., ... needed).
+Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them. The
+wiki `*` stands for all wikis, because names are copied from the English Wikipedia to most others. If several lines have
+a name, a wiki's own line counts first, then a line of the wiki that it copies from (_COPIES), then a line with `*`. The
+patterns here match whole families of names (infobox ..., ... needed).
 """
 
 from __future__ import annotations
@@ -54,14 +55,15 @@ _WRAPPING = re.compile(".*(?:[ -]span)")
 
 @cache
 def wikis_of(language: str) -> tuple[str, ...]:
-    """Return the wikis whose names of templates hold in a wiki, the least specific first: "*", then the wiki that it
-    copies from, then itself."""
+    """Return the entries for wikis in templates.tsv that apply to the wiki in `language`, the least specific first.
+    They are "*" (all wikis), the wiki from which this wiki copies its templates (if there is one), and `language`."""
     source = _COPIES.get(language)
     return ("*", language) if source is None else ("*", source, language)
 
 
 def find_renderer(name: str, *, language: str) -> Renderer | None:
-    """Return the renderer of the template `name` (in the form of fold_name) in a wiki, or None if it is unknown."""
+    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki of `language`, or None if it is
+    unknown."""
     renderer = _renderers(language).get(name)
     if renderer is not None:
         return renderer
@@ -90,8 +92,7 @@ def _renderers(language: str) -> dict[str, Renderer]:
 
 @cache
 def read_table() -> list[tuple[frozenset[str], tuple[str, ...], Renderer]]:
-    """Return the lines of templates.tsv: the wikis, the names of templates (in the form of fold_name), and the
-    renderer."""
+    """Return the lines of templates.tsv. A line is (wikis, names of templates in the form of fold_name, renderer)."""
     lines = []
     for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
         if not line.startswith("# "):

@@ -40,8 +40,9 @@ class TemplatePage:
     holes: list[str]
 
     def hole(self, name: str, *, mark: str = HOLE) -> str:
-        """Add `name` to `holes` and return a mark for the missing template: `mark` and the index of the name. The index
-        is written in noncharacters too, so that no sentence splitter cuts the mark."""
+        """Add `name` to `holes`, and return the characters that stand in the place of the missing template. They are
+        `mark` and the index of `name` in `holes`. The index is written in Unicode noncharacters, so that no sentence
+        splitter cuts there."""
         self.holes.append(" ".join(name.split())[:80])
         return mark + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
@@ -50,9 +51,10 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
     """Return the text of `{{content}}`, "" if the template shows nothing, or None if the template is unknown or its
     arguments are not understood.
 
-    `glued` is true if the template follows a letter or the end of a sentence without a space. It matters for marks of
-    doubt, such as {{clarify|...}}. A glued one comments on the text before it, so its argument is a reason and is not
-    shown. Otherwise its argument is the doubted text, and is returned.
+    `glued` is true if the template follows a letter or the end of a sentence without a space. This matters only for
+    templates that mark text as doubtful, such as {{clarify|...}}. If the template is glued, the doubtful text is before
+    it. Then its argument is a reason, and the result is "". Otherwise the argument is the doubtful text, and is
+    returned.
     """
     head, bar, rest = content.partition("|")
     name = fold_name(head)
@@ -80,7 +82,8 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
 
 
 def _language_renderer(name: str, head: str, *, page: TemplatePage) -> Renderer | None:
-    """Return the renderer of a template that is named by a language, such as {{lang-de|text}}, or None."""
+    """Return the renderer of a template that is named by a language, such as {{lang-de|text}}. Return None for any
+    other template."""
     if name in language_codes() and (
         head == name or "en" not in wikis_of(page.language)
     ):  # without a text, the template only marks a source's language
@@ -112,8 +115,8 @@ def _arguments(rest: str | None, *, language: str) -> Arguments:
 
 def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> str | None:
     """Return the text of a parser function, or of a variable with an argument: {{formatnum:1234}}, {{lc:X}},
-    {{DEFAULTSORT:x}}. `head` is the text before the first |, `name` is the folded form of `head`, and `rest` is the
-    text after the |. Return "" if the function shows nothing, and None if it is unknown."""
+    {{DEFAULTSORT:x}}. `head` is the text before the first |, `name` is `head` as fold_name returns it, and `rest` is
+    the text after the |. Return "" if the function shows nothing, and None if it is unknown."""
     function = name.partition(":")[0]
     value = head.partition(":")[2].strip()
     if function in _CASES:

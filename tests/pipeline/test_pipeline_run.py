@@ -209,7 +209,7 @@ def test_unbalanced_labels_are_refused(
     words = sorted({word for document in make_documents(60) for sentence in document for word in sentence.split()})
     write_text(folder / "words.txt", [[word] for word in words])
     error = refused(folder, "sources.0.path=words.txt", capsys=capsys)
-    assert "do not follow the first (100%" in error
+    assert "rows has a next-sentence label: no document has a next sentence" in error
     assert "blank line after every sentence" in error
     assert main(["--config", "c.yaml", "sources.0.path=words.txt", "next_sentence=none"]) == 0
 

@@ -1,4 +1,7 @@
-"""Writes and loads a run's checkpoints, with any number of ranks and ZeRO stage. A checkpoint is complete or absent."""
+"""Writes and loads a run's checkpoints, for any number of ranks and any ZeRO stage.
+
+Invariant: a checkpoint is complete or absent.
+"""
 
 from trainer.checkpoint.format import (
     STATE,

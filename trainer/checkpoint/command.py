@@ -35,7 +35,8 @@ from trainer.config import CONFIG_NAME, CheckpointConfig, read_run_config
 class Report:
     """What the command found out about one checkpoint.
 
-    `written` is the local time of writing, and `world_size` the number of ranks that wrote; "?" and None if not known.
+    `written` is the local time of writing, or "?" if not known. `world_size` is the number of ranks that wrote the
+    checkpoint, or None if not known.
     """
 
     folder: Location
@@ -47,7 +48,7 @@ class Report:
     """What is wrong with the checkpoint. Empty if every byte verifies."""
 
     def line(self) -> str:
-        """Return the checkpoint's line in the table that HEADER begins."""
+        """Return the checkpoint's line in the table whose first line is HEADER."""
         workers = "?" if self.world_size is None else str(self.world_size)
         return (
             f"{step_of(self.folder):>10}  {describe_bytes(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "

@@ -1,9 +1,9 @@
-"""Lets all ranks write one checkpoint together. Until the checkpoint is committed, in one step, it is called a draft.
+"""Lets all ranks write one checkpoint together. Until the checkpoint is committed, it is called a draft.
 
-On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename.
-There each attempt to save writes into a folder of its own, which counts only if the checkpoint's manifest names it. The
-manifest is written last, in one request. A later attempt at the same step replaces the manifest. Ranks signal each
-other by small files.
+A commit is one atomic operation. On a file system a draft is a hidden folder that one rename turns into the checkpoint.
+An object store has no rename. There each attempt to save writes into its own folder. The folder counts only if the
+checkpoint's manifest names it. The manifest is written last, in one request. A later attempt at the same step replaces
+the manifest. Ranks signal each other by small files.
 """
 
 from __future__ import annotations
@@ -51,22 +51,25 @@ class Draft(Protocol):
         """Announce that `rank` starts to write its files of the checkpoint."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
-        """Announce that `rank` has written its files. `entries` maps their names to their manifest entries (size and
-        hash)."""
+        """Announce that `rank` has written its files.
+
+        `entries` maps the names of these files to their manifest entries (size and hash).
+        """
 
     def fail_part(self, rank: int, *, reason: str) -> None:
         """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
     def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return rank -> manifest entries by file name, for those of `ranks` that have written their files.
+        """Return {rank: {file name: manifest entry}}. Those of `ranks` that are still writing files are absent.
 
-        Raises CheckpointError if one of `ranks` has failed.
+        A manifest entry is a file's size and hash. Raises CheckpointError if one of `ranks` has failed.
         """
 
     def seal(self, entries: Mapping[str, Any]) -> None:
-        """Prepare the commit. On a disk, write the manifest into the draft and sync it. For rank 0 only.
+        """Prepare the commit. For rank 0 only.
 
-        `entries` are the manifest entries of all ranks' files. On a store, they are kept for `commit`.
+        `entries` maps the names of all ranks' files to their manifest entries (size and hash). On a disk, the manifest
+        with these entries is written into the draft and synced. On a store, the entries are kept for `commit`.
         """
 
     def commit(self) -> None:
@@ -156,7 +159,7 @@ class _FolderDraft:
     def commit(self) -> None:
         replaced = put_in_place(self.files, final=self._final)
         if replaced is not None:
-            remove(replaced)  # it may have got the draft's name, and the other ranks wait until no folder has this name
+            remove(replaced)  # it may now have the draft's name, and the other ranks wait until no folder has it
 
     def give_up(self) -> None:
         """Abandon the draft. Its folder is renamed first, in one step, because other ranks may still write into it."""
@@ -166,10 +169,10 @@ class _FolderDraft:
         shutil.rmtree(trash, ignore_errors=True)
 
     def is_committed(self) -> bool | None:
-        """Return whether the draft was committed, or None if undecided.
+        """Return True if the draft was committed, False if it was abandoned, None if neither has happened yet.
 
-        The folder of this step may be an earlier checkpoint. It comes from this draft only if the manifest in it says
-        so.
+        A folder with this step's name may hold an earlier checkpoint. The folder counts only if its manifest names this
+        draft.
         """
         if self.files.exists():
             return None

@@ -1,9 +1,9 @@
 """Writes, reads and verifies the files of a checkpoint.
 
-A checkpoint is a folder of safetensors and JSON files with a manifest of their sizes and sha256. Invariant: it is
-complete or absent. Bytes are hashed while they are written, and reach the disk (fsync) before the folder gets its final
-name. An object store has no rename. There the manifest, written last, names the subfolder that holds the files. Nothing
-here is a pickle.
+A checkpoint is a folder of safetensors and JSON files with a manifest of their sizes and sha256. Invariant: a
+checkpoint is complete or absent. Bytes are hashed while they are written, and reach the disk (fsync) before the folder
+gets its final name. An object store has no rename. There the manifest, written last, names the subfolder that holds the
+files. Nothing here is a pickle.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]
 def draft_of(folder: Location) -> str | None:
     """Return the name that a checkpoint's folder had before the commit, or None if the manifest does not record it.
 
-    The name is missing on a store and in older checkpoints. Raises CheckpointError if the manifest is missing or
-    damaged.
+    Manifests on a store and in older checkpoints do not record the name. Raises CheckpointError if the manifest is
+    missing or damaged.
     """
     draft: str | None = _read_checked(folder).get("draft")
     return draft
@@ -207,8 +207,10 @@ def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
 
 
 def state_file(folder: Location) -> Location:
-    """Return the path of a checkpoint's state.json. Raises CheckpointError if the folder holds neither it nor a
-    manifest."""
+    """Return the path of a checkpoint's state.json. The file need not exist if the folder holds a valid manifest.
+
+    Raises CheckpointError if the folder holds neither a state.json nor a valid manifest.
+    """
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return folder / STATE
     return locate(open_manifest(folder)[0], STATE)
@@ -238,8 +240,8 @@ def is_checkpoint(folder: Location) -> bool:
 def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
     """Check every byte of a checkpoint's files against the manifest.
 
-    If `world_size` ranks share the work, each rank reads every world_size-th file. Raises CheckpointError that names
-    the first file that differs, or OSError if a store does not answer.
+    If `world_size` ranks share the work, each rank reads every world_size-th file. Raises CheckpointError at the first
+    file that differs, with its name. Raises OSError if a store does not answer.
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
@@ -272,7 +274,7 @@ class Checkpoints:
 
     run: Location
     folders: tuple[Location, ...]
-    """The folders, oldest first."""
+    """The checkpoints' folders, oldest first."""
 
     def __bool__(self) -> bool:
         return bool(self.folders)
@@ -283,9 +285,9 @@ class Checkpoints:
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """Return the folders, newest first.
+        """Return the checkpoints' folders, newest first.
 
-        Folders after step `through` are left out. But if all folders are after it, all are returned.
+        Checkpoints after step `through` are left out. But if all checkpoints are after it, all are returned.
         """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
@@ -334,8 +336,10 @@ def restore_moved_aside(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions of "python" and of libraries by name, and the name of the "device". Results may depend on
-    them."""
+    """Return the version of "python", the version of each library under its name, and the name of the "device".
+
+    They are recorded because the results of a run may depend on them.
+    """
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # the trainer runs without Ray too

@@ -37,9 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_together(run_dir: str | Path) -> Checkpoints:
-    """List a run's checkpoints on rank 0 (after `restore_moved_aside`) and return the list on every rank. Collective.
+    """List a run's checkpoints on rank 0 and return the list on every rank. Collective.
 
-    Raises CheckpointError on every rank if the checkpoints cannot be listed.
+    A killed save may have left a checkpoint under a temporary name. Rank 0 first renames such checkpoints back. Raises
+    CheckpointError on every rank if the checkpoints cannot be listed.
     """
     found: Checkpoints | str | None = None
     if dist.get_rank() == 0:
@@ -135,8 +136,8 @@ def _find_valid(
 ) -> Location | None:
     """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-    `find_damage` returns a checkpoint's damage as text, or "". `through` is as in `resume`. Damaged checkpoints are
-    logged at `level`. Raises CheckpointError if all are damaged.
+    Checkpoints after step `through` are used only if all checkpoints are after it. `find_damage` returns a checkpoint's
+    damage as text, or "". Damaged checkpoints are logged at `level`. Raises CheckpointError if all are damaged.
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):

@@ -27,14 +27,15 @@ _DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 def read_ahead_of(num_files: int) -> int:
-    """Return the number of bytes to read in one request if `num_files` files are open."""
+    """Return the number of bytes to read in one request if `num_files` files are open at the same time."""
     return min(READ_AHEAD_BYTES, max(_MIN_READ_BYTES, BUFFERED_BYTES // num_files))
 
 
 class RangedTensors:
     """A safetensors file on an object store, to be used in a `with` block. It reads tensors by name.
 
-    `num_files` is the number of files open at the same time. Raises CheckpointError if `url` is not a safetensors file.
+    The caller opens `num_files` such files at the same time. The more files, the less this one reads ahead. Raises
+    CheckpointError if `url` is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:

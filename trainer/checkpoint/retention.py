@@ -27,8 +27,9 @@ def choose_kept(
 ) -> set[int]:
     """Return those of `steps` whose checkpoints stay under the settings `config`.
 
-    Each of `rankings` maps step -> held-out loss. Losses of different rankings are not comparable, so the best
-    `config.keep_best` steps of each ranking stay.
+    The newest `config.keep_last` steps and the multiples of `config.keep_every_steps` stay. Each of `rankings` maps
+    step -> held-out loss, and the best `config.keep_best` steps of each ranking stay too. Losses of different rankings
+    are not comparable.
     """
     ordered = sorted(steps)
     kept = set(ordered[-config.keep_last :])
@@ -41,14 +42,15 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations (COMPARABLE).
+    """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations.
 
-    The loss is masked-LM plus next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out.
-    The last mapping contains the newest evaluation.
+    COMPARABLE lists the keys in which the records of comparable evaluations agree. The loss is masked-LM plus
+    next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out. The last mapping contains
+    the newest evaluation.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        labelled = record.get("nsp_accuracy") is not None  # if so, a next-sentence loss of null was not finite
+        labelled = record.get("nsp_accuracy") is not None  # if True, an nsp_loss of None was not finite
         if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {

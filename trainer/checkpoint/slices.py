@@ -1,8 +1,8 @@
 """Writes and reads a checkpoint's tensors by name and range of elements, whatever number of ranks wrote them.
 
-Each rank's file holds flat slices of parameters and AdamW moments, with offsets in the file's metadata. Files are
-memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs neither
-DeepSpeed nor a process group.
+Each rank's file holds parts of the flattened parameters and AdamW moments. The file's metadata gives their offsets.
+Files are memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs
+neither DeepSpeed nor a process group.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _GENERATOR = "generator/"
 
 
 def part_name(rank: int, *, world_size: int) -> str:
-    """Return the name of the file that a rank writes."""
+    """Return the name of the file into which rank `rank` of `world_size` writes its tensors of a checkpoint."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's slices, which must be on the CPU, and the states of its random generators into one file.
+    """Write a rank's slices (parts of flattened parameters and moments) and the states of its generators into one file.
 
-    `generators` maps "cpu" and "cuda" to states. Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
+    The slices must be on the CPU. `generators` maps "cpu" and "cuda" to the states of the random number generators.
+    Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
     """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
@@ -57,8 +58,8 @@ class _Piece:
 class SavedTensors:
     """A reader for the tensors of a checkpoint, to be used in a `with` block.
 
-    `shapes` maps each parameter's name to its full shape. Raises CheckpointError unless the ranks' files cover every
-    parameter exactly once.
+    `shapes` maps each parameter's name to its full shape. Raises CheckpointError if an element of a parameter is
+    missing from the ranks' files, or is there twice.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -91,9 +92,10 @@ class SavedTensors:
             self._check_cover(name, pieces)
 
     def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
-        """Return kind -> elements [start, stop) of the flattened parameter `name`, 1-D fp32, for each of `kinds`.
+        """Return a dict with one 1-D fp32 tensor for each of `kinds`: elements [start, stop) of the flattened tensor.
 
-        The kinds are "parameter" (the parameter's values) and the names of its Adam moments.
+        The kind "parameter" stands for the values of the parameter `name`. The other kinds are the names of its Adam
+        moments.
         """
         wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
         return {

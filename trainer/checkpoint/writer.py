@@ -1,8 +1,9 @@
 """Writes checkpoints in a thread while training continues. Every rank writes its part, then rank 0 commits all parts.
 
-The ranks write into a draft (trainer/checkpoint/commit.py) and signal each other by files. They wait for each other
-until a deadline, so that one rank's failure ends the save on all ranks. Cost: memory for a copy of this rank's slices
-(12 bytes per parameter over all ranks, pinned if there is a GPU), and a pause for the copying.
+The ranks write into a draft (a checkpoint not yet valid, see trainer/checkpoint/commit.py) and signal each other by
+files. They wait for each other until a deadline, so that one rank's failure ends the save on all ranks. Cost: host
+memory for a copy of this rank's parts of the parameters and moments, and a pause for the copying. The memory is 12
+bytes per parameter over all ranks, and is pinned if there is a GPU.
 """
 
 from __future__ import annotations
@@ -152,13 +153,15 @@ class CheckpointWriter:
             raise error
 
     def send_logs(self) -> None:
-        """Upload the logs at the end of a run on a store (on a disk, sync them). Retries like `save` if the store
-        fails."""
+        """Upload the logs at the end of a run on a store. On a disk, sync the logs.
+
+        If the store fails, tries again for `collective_timeout_s`, a setting of the run. Then raises the store's error.
+        """
         deadline = time.monotonic() + self._config.collective_timeout_s
         _retry_on_outage(self._files.make_durable, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
-        """Create the draft (a checkpoint not yet valid) on rank 0; return each rank's object for it. Collective.
+        """Create the draft (a checkpoint not yet valid) on rank 0. Return this rank's object for the draft. Collective.
 
         Raises CheckpointError on every rank if there is not enough room, or if the draft cannot be created.
         """
@@ -190,9 +193,9 @@ class CheckpointWriter:
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """Copy the rank's slices into host memory that all saves share, and return the copies.
+        """Copy the rank's slices (its parts of the parameters and moments) into host memory, and return the copies.
 
-        The previous save must have finished.
+        All saves use the same host memory, so the previous save must have finished.
         """
         copies, offset = [], 0
         for piece in self._engine.local_slices():
@@ -320,7 +323,7 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees the failure raised first: let it be rank 0's
+        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees only the first failure: let rank 0 raise its own first
         return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
     def _retry_on_outage(self, act: Callable[[], T]) -> T:
@@ -333,9 +336,10 @@ class _Save:
 
 
 def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Call `act` and return its result. If the store fails, try again until `deadline`. `what` begins the warnings.
+    """Call `act` and return its result. If the store fails, log a warning that begins with `what`, and try again.
 
-    Raises the error at once if the store denies access or the object does not exist.
+    Raises the store's error if it still fails at `deadline` (in time.monotonic() seconds). Raises the error at once if
+    the store denies access or the object does not exist.
     """
     while True:
         try:
@@ -350,9 +354,10 @@ def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
 
 
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
-    """Remove old checkpoints, remains of unfinished saves, and checkpoints after `step`, to which the run went back.
+    """Remove old checkpoints and the remains of unfinished saves from a run.
 
-    `keep` says which checkpoints stay. `logs` is the folder of the run's evaluations, from which the best are found.
+    The run is now at `step`. If it went back there from a later step, checkpoints after `step` are removed too. `keep`
+    says which checkpoints stay. `logs` is the folder with the run's evaluations, which show the best checkpoints.
     """
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders

@@ -11,8 +11,10 @@ from trainer.config.number_types import Positive
 
 
 class BatchConfig(Settings):
-    """The settings of the global batch: the micro-batches of one step, one from each lane (see `lanes` and
-    docs/DESIGN.md)."""
+    """The settings of the global batch: the micro-batches of one step, one from each lane.
+
+    Lanes are equal parts of the rows.
+    """
 
     pairs: Positive | None = None
     """Sentence pairs (rows of the data set) per optimizer step, over all workers. Papers call this the batch size. It

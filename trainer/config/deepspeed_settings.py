@@ -89,7 +89,8 @@ class ZeroSettings(Settings):
     stage3_param_persistence_threshold: Elements | None = None
     """Parameters with fewer elements stay whole on every rank. For ZeRO 3."""
     stage3_model_persistence_threshold: Elements | None = None
-    """Maximum elements that stay whole under stage3_param_persistence_threshold. For ZeRO 3."""
+    """Maximum number of elements, over all parameters, that stay whole under stage3_param_persistence_threshold. For
+    ZeRO 3."""
     stage3_max_live_parameters: Elements | None = None
     """Maximum elements of parameters that are gathered at one time. For ZeRO 3."""
     stage3_max_reuse_distance: Elements | None = None
@@ -131,7 +132,8 @@ def zero_stages_of(key: str) -> tuple[int, ...]:
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
     """Raise ValueError if `raw`, a run's `deepspeed` section, has a key that may not be set there.
 
-    Either the trainer's config has a field of its own for that key, or the key is refused. The message says what to do.
+    The trainer's config has a field of its own for such a key, or DeepSpeed's key must not be set at all. The message
+    says what to do.
     """
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():

@@ -30,11 +30,11 @@ class IdleSetting:
 
 
 def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> None:
-    """Raise ValueError if settings were given that have no effect. The message names key, value, reason and remedy of
-    each.
+    """Raise ValueError if settings were given that have no effect.
 
-    If `held_out` is None, check what the config alone can tell. Otherwise `held_out` holds the number of held-out rows
-    in each phase's data set, and only settings of held-out evaluation are checked.
+    The message gives the key, the value, the reason and the remedy for each of these settings. If `held_out` is None,
+    check what the config alone can tell. Otherwise `held_out` holds the number of held-out rows in each phase's data
+    set, and only settings of held-out evaluation are checked.
     """
     idle = find_idle_settings(config) if held_out is None else _find_idle_evaluation(config, held_out=held_out)
     faults = [
@@ -141,7 +141,7 @@ def _phases_with_evaluated_checkpoint(
     """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
 
     The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` holds each phase's
-    number of held-out rows (None: all phases have some). A phase with 0 has no evaluation.
+    number of held-out rows (None: all phases have some). A phase without held-out rows has no evaluation.
     """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
@@ -170,7 +170,7 @@ def _find_in_batch(config: TrainerFields) -> Iterator[IdleSetting]:
 
 
 def _find_in_evaluation(config: TrainerFields) -> Iterator[IdleSetting]:
-    # An interval longer than the run is allowed: a config for many steps may be tried with few.
+    # An interval longer than the run is allowed, because a config for many steps may be tried with few steps.
     for index, (phase, last) in enumerate(zip(config.phases, accumulate(config.phase_steps), strict=False)):
         own = phase.evaluation.every_steps
         if own is not None and own > last:

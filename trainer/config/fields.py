@@ -100,7 +100,7 @@ class TrainerFields(Settings):
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
-        """The number of steps of each phase, in order. Raises ValueError if these numbers do not add up to max_steps.
+        """The number of steps of each phase, in order. Raises ValueError if these numbers do not add up to `max_steps`.
 
         Lengths given as shares are rounded so that each phase ends within half a step of its exact end.
         """

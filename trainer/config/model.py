@@ -34,13 +34,13 @@ class ModelConfig(Settings):
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     """Exact GELU, or its tanh approximation."""
     norm: Literal["post", "pre"] = "post"
-    """post: LayerNorm after each sublayer, as published. pre: before each sublayer."""
+    """post: LayerNorm after each sublayer, as in the BERT paper. pre: before each sublayer."""
     dropout: Probability = 0.1
     """Dropout probability after embeddings and sublayers."""
     attention_dropout: Probability = 0.1
     """Dropout probability on attention weights."""
     output_bias: Literal["zeros", "unigram"] = "zeros"
-    """Initial bias of the masked-LM head: zeros (as published), or the logarithm of each token's share of the training
+    """Initial bias of the masked-LM head: zeros (as in BERT), or the logarithm of each token's share of the training
     tokens, which saves the hundreds of steps that learning word frequencies takes."""
     initial_weights: Literal["published", "scaled"] = "published"
     """published: every matrix starts with standard deviation 0.02. scaled: embeddings with 0.05, other matrices with

@@ -60,8 +60,8 @@ class GuardConfig(Settings):
     max_rollbacks: Count = 1
     """Maximum number of rollbacks. If another one is needed, the run stops."""
     skip_before: Count = 100
-    """Number of steps before the first bad step whose data is skipped after a rollback, together with the data of the
-    bad steps."""
+    """After a rollback, the data of the bad steps is skipped, and the data of this many steps before the first
+    bad step."""
     spike_factor: Annotated[float, Field(gt=1.0)] | None = None
     """A step is a spike, and so bad, if its loss is above this many times the median of earlier losses. Its update is
     applied all the same. Null: off."""

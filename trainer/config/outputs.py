@@ -19,9 +19,9 @@ class CheckpointConfig(Settings):
     keep_last: Positive = 3
     """Number of newest checkpoints to keep."""
     keep_every_steps: Positive | None = None
-    """Keep checkpoints whose step is a multiple of this number for ever."""
+    """Never remove checkpoints whose step is a multiple of this number."""
     keep_best: Count = 0
-    """Number of checkpoints with the lowest held-out loss to keep in each phase. Only steps that are evaluated count:
+    """In each phase, keep this many checkpoints with the lowest held-out loss. Only steps that are evaluated count:
     multiples of evaluation.every_steps, the step at a tenth of the run, and the ends of phases. Losses of different
     phases, data sets or numbers of pairs are ranked separately."""
 

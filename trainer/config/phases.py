@@ -28,7 +28,10 @@ class PhaseBatchConfig(Settings):
 
 
 class PhaseScheduleConfig(Settings):
-    """A phase's changes to the run's `schedule` settings, if schedule.span=phase. A null setting changes nothing."""
+    """A phase's changes to the run's `schedule` settings. A null setting changes nothing.
+
+    A phase can change the schedule only if `schedule.span` is phase.
+    """
 
     name: Literal["linear", "constant"] | None = None
     """linear: after the warm-up, a fall to final_factor. constant: the peak rate."""

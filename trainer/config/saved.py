@@ -50,7 +50,8 @@ def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
 def drop_idle_settings(tree: Mapping[str, Any], *, origin: str, keep: Collection[str] = ()) -> dict[str, Any]:
     """Return `tree`, the nested mappings of a saved config, without the settings that have no effect.
 
-    `keep` holds dotted keys. These settings and all settings below them stay. `origin` names the config in errors.
+    `keep` holds the dotted keys of settings and of whole sections that stay in any case. `origin` names the config in
+    errors.
     """
     while True:
         config = validate_saved(tree, origin=origin)

@@ -2,8 +2,9 @@
 
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
-Micro-batches are as small as the stated batch allows, and row lengths vary. So a lane lags behind the stated batch, on
-average by the pairs that it has to give in one step. Cost: 0.1 s.
+Micro-batches are as small as the stated batch allows. Because row lengths vary, some micro-batches take fewer pairs
+than the stated batch asks for, and later ones make up for them. So a lane has a backlog of pairs, on average as many as
+it has to give in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _MULTIPLE = 8
 _MAX_BINS = 512
 """Maximum number of length bins. If no row has more than this many tokens, a bin is one token."""
 _MANY_ROWS = 32
-"""If a micro-batch has room for this many of the longest rows, the mean room left over no longer depends on its
-size."""
+"""If a micro-batch has room for this many of the longest rows, the mean number of unused tokens no longer depends on
+the size of the micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,11 @@ class Lengths:
         """Squared coefficient of variation of the lengths."""
 
     def pairs_in(self, tokens: int) -> float:
-        """Return the mean number of pairs in a micro-batch of at most `tokens` tokens. Any one pair must fit into it.
+        """Return the mean number of pairs in a micro-batch of at most `tokens` tokens.
 
-        A pair that does not fit begins the next micro-batch, so the first pair of a micro-batch tends to be long. The
-        distribution of the first pair's length is found by iteration to a fixed point.
+        `tokens` must not be less than the length of the longest pair. A pair that does not fit begins the next
+        micro-batch, so the first pair of a micro-batch tends to be long. The distribution of the first pair's length is
+        found by iteration to a fixed point.
         """
         size, longest = tokens // self._bin_width, self._shares.size - 1
         near = size if size < _MANY_ROWS * longest else size % longest + (_MANY_ROWS - 1) * longest
@@ -114,10 +116,10 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return an array whose entry 2 x longest + n is the mean number of rows that begin within n bins after a row.
+        """Return an array: entry 2 x longest + n is the mean number of rows that begin within n bins after a row's end.
 
         A bin is a unit of row length, and `longest` is the length of the longest row in bins. The row that begins right
-        at the end of the given row counts, so the entry for n = 0 is 1. Entries before 2 x longest are 0.
+        at that end counts, so the entry for n = 0 is 1. Entries before 2 x longest are 0.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -130,12 +132,12 @@ class Lengths:
     def tokens_for(self, pairs: float) -> int:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
-        Row lengths vary, so a lane falls behind the pairs that are due from it, on average by `pairs` pairs. By
-        queueing theory (Kingman), the lane then needs micro-batches that on average have room for `pairs` plus half of
-        `self.variation` pairs.
+        Row lengths vary, so a lane may have given fewer pairs than are due from it. A backlog of `pairs` pairs on
+        average is accepted. By queueing theory (Kingman), micro-batches must then have room, on average, for
+        `pairs` + `self.variation` / 2 pairs.
         """
         wanted = pairs + self.variation / 2 - 1e-6
-        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # this always holds `pairs`
+        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # `high` has room for any `pairs` pairs
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.pairs_in(middle) >= wanted else (middle, high)
@@ -143,10 +145,10 @@ class Lengths:
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
-    """Return the number of lanes and the micro-batch limits for the batch that the settings `batch` state.
+    """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch that `batch` states.
 
-    Both are derived from the lengths of the training rows. Raises PlanError, which names setting and remedy, if the
-    settings do not fit the data set.
+    Lanes and limits are derived from the lengths of the training rows. Raises PlanError, which names setting and
+    remedy, if the settings do not fit the data set.
     """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
@@ -196,12 +198,15 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
 
 
 def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, longest: int) -> int:
-    """Return the number of lanes for a step of `pairs` pairs. `longest` is the data set's max_seq_length.
+    """Return the number of lanes (equal parts of the rows, each of which gives one micro-batch to a step).
 
-    If batch.tokens_per_slot is set, the lanes' micro-batches of that many tokens together hold `pairs` pairs. If it is
-    null, the number is a power of two, or `pairs` if that is smaller. Micro-batches must then have at most
-    batch.greatest_slot tokens (null: LARGEST_DERIVED_MICRO_BATCH). A step is divided further, into up to 8 lanes, while
-    micro-batches stay long enough to be well filled.
+    `pairs` is the number of pairs per step, and `longest` is the data set's `max_seq_length`. If
+    `batch.tokens_per_slot` is set, each micro-batch has that many tokens, and there are enough lanes to hold `pairs`
+    pairs.
+
+    If it is null, the number of lanes is a power of two, or `pairs` if that is smaller. There are enough lanes that a
+    micro-batch has at most `batch.greatest_slot` tokens (null: LARGEST_DERIVED_MICRO_BATCH). If there are fewer than 8
+    lanes, the number is doubled, up to 8, while micro-batches stay long enough to be well filled.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
     if batch.tokens_per_slot is not None:
@@ -220,9 +225,10 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 
 
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
-    """Return the token limit with which a lane's micro-batches take `pairs` pairs on average, or always if `exact`.
+    """Return the token limit that a lane's micro-batches need to take `pairs` pairs each.
 
-    `longest` is the data set's max_seq_length.
+    If `exact`, every micro-batch has room for `pairs` pairs. Otherwise micro-batches take that many on average.
+    `longest` is the data set's `max_seq_length`.
     """
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))
 

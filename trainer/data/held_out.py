@@ -1,9 +1,9 @@
 """Checks that no phase evaluates on documents that the run, or the run it branched from, was trained on before.
 
 A phase is a part of a run with its own data set. A document is held out if the hash of its text is below
-validation_fraction. So if two data sets contain the same text, the data set with the smaller fraction trains on
-documents that the other data set holds out. Cost: reads the document ids of held-out rows, and of training rows only if
-the fractions permit such a leak.
+`validation_fraction`, a setting of the build. So if two data sets contain the same text, the data set with the smaller
+fraction trains on documents that the other data set holds out. Cost: reads the document ids of held-out rows, and of
+training rows only if the fractions permit such a leak.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ def check_held_out(
 ) -> list[str]:
     """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
 
-    If this run started from another run's checkpoint of step `step`, `before` lists the phases on which that run was
-    trained until then, with their manifests. Phases that end by `step` are not compared with `before`, because they are
-    no longer evaluated. Raises ConfigError with the numbers if some documents are both trained on and held out. A
-    warning names two data sets that share a source's name but no held-out document: their document ids then cannot show
-    whether there is such a leak.
+    `before` and `step` are for a run that started from a checkpoint of another run. `step` is the checkpoint's step.
+    `before` lists the phases on which the other run was trained until then, each with its data set's manifest. Phases
+    of this run that end by `step` are not compared with `before`, because they are no longer evaluated.
+
+    Raises ConfigError, with the numbers, if some documents are both trained on and held out. A warning names two data
+    sets that share a source's name but no held-out document. Their document ids cannot show whether the earlier phase
+    trains on held-out text.
     """
     warnings = {}
     for index, later in enumerate(phases):
@@ -47,10 +49,11 @@ def check_held_out(
 
 
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
-    """Check two phases as `check_held_out` does. Return a warning, or "" if there is none.
+    """Check that `earlier` trains on no held-out document of `later`. Return a warning, or "" if there is none.
 
-    `manifest` belongs to the data set of `earlier`. `run_name` names the run of `earlier` in messages, like " of
-    resume_from's run"; it is "" for this run.
+    The warning says that document ids cannot show it. Raises ConfigError if `earlier` trains on such a document.
+    `manifest` belongs to the data set of `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it
+    names the other run in messages, for example " of resume_from's run".
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
@@ -81,9 +84,9 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: 
 
 
 def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
-    """Return the ids of both documents of each row of a split, as one table per row group.
+    """Return the document ids of a split's rows: one table per row group, with two ids for each row.
 
-    With `among` (document ids), rows that have none of these documents are left out.
+    If `among` (an array of document ids) is given, rows with none of these documents are left out.
     """
     groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 

@@ -44,10 +44,10 @@ class MicroBatchShape:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences in a batch of constant shape.
+        """The number of sequences in a micro-batch that is padded to a constant shape.
 
-        These are `pairs` pairs, and as many dummy sequences as it takes to fill up an otherwise empty batch of `tokens`
-        tokens.
+        There is room for `pairs` pairs, and for dummy sequences (sequences of padding). In a micro-batch without pairs,
+        the dummy sequences alone fill all `tokens` tokens.
         """
         return self.pairs + -(-self.tokens // self.max_seq_length)
 
@@ -106,7 +106,7 @@ class MicroBatch:
 
     @property
     def masked_sources(self) -> NDArray[np.uint16]:
-        """[m] source of the pair to which each masked position belongs."""
+        """[m] source (index in the manifest's `sources`) of the pair to which each masked position belongs."""
         pairs = np.searchsorted(self.starts, self.masked_positions, side="right") - 1
         return self.sources[pairs]
 

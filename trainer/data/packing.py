@@ -1,6 +1,7 @@
-"""Packs rows (sentence pairs) into micro-batches, as many as the limits on tokens, pairs and masked positions allow.
+"""Packs rows (sentence pairs) into micro-batches.
 
-Works on Arrow's offsets and values with numpy, without Python code per row: 100 M tokens/s per core.
+A micro-batch gets as many rows as the limits on tokens, pairs and masked positions allow. Works on Arrow's offsets and
+values with numpy, without Python code per row: 100 M tokens/s per core.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The columns of n rows that were read at once, as read-only numpy views of Arrow's buffers.
+    """The columns of n rows that were read together, as read-only numpy views of Arrow's buffers.
 
     A column has the shape [n] unless stated otherwise.
     """
@@ -47,7 +48,7 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Return views of the columns of `table`, which row_groups.read_slice returned for `epoch`."""
+        """Return views of the columns of `table`, which `row_groups.read_slice` returned for `epoch`."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)
@@ -82,8 +83,8 @@ class RowRange(NamedTuple):
 class Packer:
     """Packs the rows of one lane (one of the equal parts of the rows) into micro-batches.
 
-    A micro-batch ends when the next pair would exceed a limit of `shape`. Each call of `next_rows` returns the lane's
-    next rows. If these cannot be read and are lost, it returns their number instead.
+    A micro-batch ends when the next pair would exceed a limit of `shape`. Each call of the function `next_rows` returns
+    the lane's next rows. If these rows are lost, because they cannot be read, `next_rows` returns their number instead.
     """
 
     def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
@@ -92,9 +93,10 @@ class Packer:
         self._position = 0
 
     def pack(self, *, max_rows: int) -> MicroBatch | None:
-        """Return the lane's next micro-batch, of at most `max_rows` rows, lost rows included. Reads no further rows.
+        """Return the lane's next micro-batch. It takes at most `max_rows` rows.
 
-        Returns None if `max_rows` is 0 or if all of these rows are lost.
+        Lost rows count towards this maximum. Once it is reached, `next_rows` is not called again. Returns None if
+        `max_rows` is 0, or if all rows that the micro-batch would take are lost.
         """
         tokens, masked = self._shape.tokens, self._shape.masked
         pairs = min(self._shape.pairs, max_rows)
@@ -126,8 +128,10 @@ class Packer:
 
 
 def join_ranges(parts: list[RowRange]) -> MicroBatch:
-    """Return one micro-batch with the rows of all `parts`, one after another, with masks applied. The data are
-    copied."""
+    """Return one micro-batch with the rows of all `parts`, one part after another, and with masks applied.
+
+    The data are copied.
+    """
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])
@@ -156,7 +160,10 @@ def join_ranges(parts: list[RowRange]) -> MicroBatch:
 
 
 def _find_stop(starts: NDArray[np.integer], start: int, most: int) -> int:
-    """Return the largest stop for which rows [start, stop) have at most `most` elements. Row i begins at starts[i]."""
+    """Return the largest stop for which rows [start, stop) have at most `most` elements in all.
+
+    `starts[i]` is the index of the first element of row i.
+    """
     return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
 
 

@@ -25,7 +25,7 @@ MANY_EPOCHS = 200
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run with settings of its own: steps first_step + 1 to last_step."""
+    """A part of a run with settings of its own: steps `first_step` + 1 to `last_step`."""
 
     index: int
     """Index of the phase, from 0."""
@@ -178,8 +178,9 @@ def order_seed(seed: int, *, phase: int) -> int:
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
     """Return the position in the data from which the step after `state` reads.
 
-    If `state` is None, this is the start of the first phase. If `state` is the end of a phase, it is the start of the
-    next phase. Raises PlanError if `state` does not fit these phases.
+    If `state` is None, that position is the start of the first phase. If `state` is the end of a phase that is not the
+    last, the position is the start of the next phase. Otherwise the position is `state`. Raises PlanError if `state`
+    does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()

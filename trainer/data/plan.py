@@ -1,8 +1,9 @@
 """The plan: the order in which a run reads its rows. It depends only on data set, seed and plan settings.
 
 The row groups of an epoch are permuted, and so are the rows inside each group. This sequence is cut into G lanes of
-equal length, which are read side by side. All lanes keep the pace (pairs per step) of the stated batch, across the ends
-of epochs. The plan is independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
+equal length, which are read side by side. On average over the steps, every lane gives its share of the stated pairs per
+step, also where one epoch ends and the next begins. The plan is independent of the world size: rank r of W takes the
+lanes l with l mod W = r. No I/O.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ class PlanState:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """Return the state from the dict `tree` that `to_tree` returned, even in an earlier version that had no phases.
+        """Return the state from `tree`, a dict that `to_tree` returned.
 
-        Unknown entries are ignored. `Plan.check` refuses the states of versions that order rows differently.
+        A dict from an earlier version, which had no phases, is accepted too. Unknown entries are ignored. `Plan.check`
+        refuses the states of versions that order rows differently.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
@@ -70,7 +72,10 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlices:
-    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order."""
+    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order.
+
+    Entry i of every column belongs to slice i.
+    """
 
     lane: NDArray[np.int64]
     """Lane that takes the rows."""
@@ -99,10 +104,10 @@ class Plan:
         split: SplitName = "train",
         max_rows: int | None = None,
     ) -> None:
-        """Make the plan of one split. `pairs` is the number of pairs per step, over all lanes.
+        """Make the plan of one split. `pairs` is the mean number of pairs per step, over all lanes.
 
         If `pairs` is None, micro-batches hold as many pairs as fit, and there is only one epoch. With `max_rows`, an
-        epoch has only that many rows, the first in the order.
+        epoch has only the first `max_rows` rows of its order.
         """
         shards = manifest.shards_of(split)
         counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)
@@ -157,9 +162,9 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches each.
+        """Return [G], how many pairs each of the G lanes should have given in its first `rounds` micro-batches.
 
-        Together they are `rounds` times the plan's pairs per step, rounded down.
+        The sum of these numbers is `rounds` times the plan's pairs per step, rounded down.
         """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))
@@ -167,8 +172,8 @@ class Plan:
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
-        lanes[i] has already taken cursors[i] rows of the epoch. The slices are in the order in which equally fast lanes
-        need them, so that one reader can serve all these lanes.
+        Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. The slices are in the order in which equally
+        fast lanes need them, so that one reader can serve all these lanes.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -189,9 +194,10 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return an epoch's order: [R] indices of the row groups, and [R + 1] numbers of rows before each row group.
+        """Return the order in which an epoch takes the R row groups, and where each row group begins in this order.
 
-        Caches the result for one epoch.
+        The first array, [R], holds the indices of the row groups. The second, [R + 1], holds the number of rows before
+        each row group, and last the number of all rows. Caches the result for one epoch.
         """
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
@@ -231,10 +237,11 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """Return the lanes (of `lanes` equal parts of the rows) that a rank takes in each step, one for each micro-batch.
+    """Return the lanes that a rank takes in each step, one lane for each micro-batch.
 
-    The list has ceil(lanes / world_size) entries on every rank, so that all ranks process equally many micro-batches.
-    An entry of -1 means an empty micro-batch, because no lane is left for it.
+    `lanes` is the number of lanes, which are equal parts of the rows. The list has ceil(lanes / world_size) entries on
+    every rank, so that all ranks process equally many micro-batches. An entry of -1 means an empty micro-batch, because
+    no lane is left for it.
     """
     steps = -(-lanes // world_size)
     mine = range(rank, steps * world_size, world_size)
@@ -242,7 +249,7 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Return [count] stored positions of a row group's rows, in the order in which `epoch` takes the rows."""
+    """Return [count], the indices of a row group's rows as stored, in the order in which `epoch` takes the rows."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 

@@ -1,6 +1,6 @@
 """Reads slices of row groups, in threads of this process or with Ray Data. Both give the same tables in the same order.
 
-A thread runs such a reader a limited number of slices ahead of the training loop.
+A thread runs the reader, which stays a limited number of slices ahead of the training loop.
 """
 
 from __future__ import annotations

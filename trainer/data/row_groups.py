@@ -90,9 +90,10 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
-    The columns are input_ids, first_length, next_sentence_label, masked_positions, masked_inputs, source, shard,
-    row_group and row. masked_positions and masked_inputs have a list for each row, that of the chosen mask set. Raises
-    RowGroupError that names shard, row group and remedy.
+    The columns are `input_ids`, `first_length`, `next_sentence_label`, `masked_positions`, `masked_inputs`, `source`,
+    `shard`, `row_group` and `row`. In `masked_positions` and `masked_inputs`, each row has one list, which belongs to
+    the chosen mask set. Raises RowGroupError, with shard, row group and remedy, if the row group cannot be read or
+    differs from the manifest.
     """
     table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
@@ -138,8 +139,8 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
 def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
     """Return the given columns of a row group, with its rows in stored order.
 
-    `path` is the shard's path inside `root`, the data set's folder. Raises RowGroupError that names shard, row group
-    and remedy.
+    `path` is the shard's path inside `root`, the data set's folder. If the row group cannot be read, raises
+    RowGroupError with shard, row group and remedy.
     """
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:

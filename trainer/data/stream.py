@@ -64,11 +64,11 @@ class Step:
 
 
 class MicroBatchStream:
-    """One rank's steps from the position `state` on (None: from the start). They end only if the plan has one epoch.
+    """A source of one rank's steps, from the position `state` on (None: from the start).
 
-    Every step calls `all_reduce` once on every rank (None: there is only one rank). `reader` is "local" for threads of
-    this process or "ray" for Ray Data; both give the same micro-batches. Memory: one row group per lane, and
-    `read_ahead_blocks` more.
+    The steps end only if the plan has just one epoch. Every step calls `all_reduce` once on every rank (None: there is
+    only one rank). `reader` is "local" for threads of this process or "ray" for Ray Data; both give the same
+    micro-batches. Memory: one row group per lane, and `read_ahead_blocks` more.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
     are lost. The lane that should have read them then waits until the other lanes have got as far, and continues after
@@ -115,13 +115,15 @@ class MicroBatchStream:
         return self._state
 
     def next_step(self) -> Step:
-        """Pack this rank's micro-batches, sum the counts over all ranks, and return the step. Collective: one
-        all_reduce."""
+        """Pack this rank's micro-batches of the next step, sum the step's counts over all ranks, and return the step.
+
+        Collective: one all_reduce.
+        """
         counts = self.pack()
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def pack(self) -> NDArray[np.int64]:
-        """Pack this rank's micro-batches of the next step, without communication: the first half of next_step.
+        """Pack this rank's micro-batches of the next step, without communication: the first half of `next_step`.
 
         Returns [6 + G] numbers. The first six are this rank's masked positions, pairs with a label, pairs, tokens,
         squared lengths and lost rows. The others are the cursors (rows taken) of the G lanes, 0 for lanes of other
@@ -162,10 +164,10 @@ class MicroBatchStream:
         return self._packed
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Advance the run's position and return the step: the second half of next_step.
+        """Advance the run's position and return the step: the second half of `next_step`.
 
         `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
-        taken all its rows of this epoch. A step without pairs, because all its rows are lost, does not count.
+        taken all its rows of this epoch. A step without pairs (all its rows are lost) is not counted as a step.
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
@@ -207,16 +209,20 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G], the most rows of the epoch that each of the G lanes may have taken after the next micro-batch."""
+        """Return [G], the maximum of each of the G lanes' cursors after the next micro-batch.
+
+        A cursor is the number of rows that the lane has taken since the current epoch began.
+        """
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread.
+        """Yield the slices of row groups that this rank's lanes read, one epoch after another.
 
-        `cursors` maps each of these lanes to the rows that it has already taken of the first epoch.
+        `cursors` maps each of these lanes to the number of rows that it has already taken in the first of `epochs`.
+        Runs in the read-ahead thread.
         """
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
@@ -225,8 +231,11 @@ class MicroBatchStream:
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_rows(self, lane: int) -> Rows | int:
-        """Return the lane's next rows, or their number if they are lost. Rows of other lanes that are read before are
-        queued."""
+        """Return the lane's next rows. If these rows cannot be read and are lost, return their number instead.
+
+        The rows of all lanes come from one reader. Rows that belong to other lanes are put into the queues of these
+        lanes.
+        """
         start = time.perf_counter()
         while not self._queues[lane]:
             row_slice, table = next(self._read_ahead)

@@ -95,7 +95,7 @@ def bound_waits(timeout_s: int) -> None:
 def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) -> ModuleType:
     """Import DeepSpeed for `device` so that it compiles nothing, now or on first use. Return the module.
 
-    If `logs` is true, DeepSpeed logs the reports that the config asks for; otherwise it logs warnings only. Sets
+    If `logs` is true, DeepSpeed logs the reports for which its settings ask; otherwise it logs warnings only. Sets
     DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in the environment. Raises ConfigError if the device
     cannot compute in `precision`.
     """

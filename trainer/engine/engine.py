@@ -34,8 +34,8 @@ from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
-"""A function of (name, start, stop) that returns elements [start, stop) of a flattened parameter ("parameter") and of
-its Adam moments ("exp_avg", "exp_avg_sq"), each 1-D fp32."""
+"""A function of (name, start, stop). It returns a dict with the keys "parameter", "exp_avg" and "exp_avg_sq". The
+values, 1-D and fp32, are elements [start, stop) of the flattened parameter `name` and of its two Adam moments."""
 
 SCALE_WINDOW = 1000
 """Number of consecutive finite steps after which fp16's loss scale doubles."""
@@ -170,7 +170,8 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """In a `with` block, put the model into evaluation mode without gradients. Call the engine as in training."""
+        """Return a context manager. Inside its `with` block the model is in evaluation mode, without gradients. Call
+        the engine as in training."""
         training = self.module.training
         self._engine.eval()
         try:
@@ -182,16 +183,18 @@ class Engine:
                 self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
-        """Return views of this rank's part of parameters and moments. All parts together hold each element once."""
+        """Return views of this rank's part of parameters and moments. The parts of all ranks together hold each element
+        once."""
         slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
         return slices if self.stage else [self._own_part(piece) for piece in slices]
 
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
-        """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
+        """Load parameters and Adam moments with `read`. Collective.
 
-        `read` returns ranges of the saved parameters and moments (see SliceReader).
-        `steps_taken` is the number of updates that led to this state. `loss_scale` comes from an fp16 checkpoint and is
-        used if this engine is fp16 too. If `loss_scale` is None, the initial scale stays.
+        `read` returns ranges of the saved parameters and moments (see SliceReader). The run that saved them may have
+        had another world size, stage or precision. `steps_taken` is the number of updates that led to this state.
+        `loss_scale` comes from an fp16 checkpoint and is used if this engine is fp16 too. If `loss_scale` is None, the
+        initial scale stays.
         """
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
@@ -216,7 +219,7 @@ class Engine:
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the bytes that the parameters used in forward and backward take on this rank between two steps."""
+        """Return the bytes of the model's parameters on this rank between two steps, without any fp32 master copy."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:

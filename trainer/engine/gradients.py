@@ -26,8 +26,8 @@ _ROW = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened parameter, and `target`, the part of a buffer to which their gradient is
-    copied."""
+    """Elements [start, stop) of the flattened `parameter`. Their gradient is copied to `target`, a part of a bucket's
+    buffer."""
 
     parameter: nn.Parameter
     start: int
@@ -35,14 +35,15 @@ class _Piece:
     target: Tensor
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of the piece's elements, 1-D; None if the parameter has no gradient."""
+        """Return the gradient of elements [start, stop), 1-D, or None if the parameter has no gradient."""
         gradient = self.parameter.grad
         return None if gradient is None else gradient.reshape(-1)[self.start : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Gradient elements that are communicated together: the same range of every rank's partition."""
+    """The gradient elements that one call communicates: the same range of every rank's partition (a rank's share of a
+    parameter group)."""
 
     buffer: Tensor
     """1-D tensor that holds this range of the first rank's partition, then of the second's, and so on."""
@@ -54,7 +55,7 @@ class _Bucket:
     """The range is elements [start, stop) of a partition."""
 
     def fill(self) -> None:
-        """Copy the gradients into the buffer, with zeros in gaps and for parameters without a gradient."""
+        """Copy the gradients into the buffer. Where a parameter has no gradient, and in gaps (padding), write zeros."""
         pairs = [(piece.target, piece.gradient()) for piece in self.pieces]
         given = [(target, gradient) for target, gradient in pairs if gradient is not None]
         if given:
@@ -92,12 +93,13 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The gradient sums so far: for each parameter group of the optimizer a 1-D tensor, this rank's partition."""
+        """The gradient sums so far. For each parameter group of the optimizer, the list has this rank's partition, a
+        1-D tensor."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add the gradients of a backward pass to the sums, and free them. Collective.
+        """Add the parameters' gradients after a backward pass to the sums, and free these gradients. Collective.
 
         `last` marks the step's last backward pass.
         """
@@ -106,8 +108,8 @@ class PartitionedGradients:
         self._is_first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradient sums of all ranks, a float64 scalar tensor on the device.
-        Collective."""
+        """Return the Euclidean norm of the gradient sums, over the partitions of all ranks: a float64 scalar tensor on
+        the device. Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()

@@ -1,4 +1,5 @@
-"""Asynchronous copy of a tensor from a GPU to the host. Reading it waits for this copy, not for later GPU work."""
+"""Asynchronous copy of a tensor from a GPU to the host. A reader of the copy waits until it is complete, but not for
+later GPU work."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A copy of a tensor in the host's memory. The constructor starts the copy. A copy of a CPU tensor is complete at
-    once."""
+    """Copies a tensor into the host's memory. The constructor starts copying, and `wait` returns the copy. For a tensor
+    on a CPU the copy is complete at once."""
 
     def __init__(self, values: Tensor) -> None:
         on_gpu = values.device.type == "cuda"

@@ -6,16 +6,17 @@ which the ZeRO stage partitions states, micro-batches of T tokens, and L layers 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
     masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
     moments      8 N / W         (stage 0: 8 N)
-    gradients    e N / W; if several micro-batches are summed 4 N / W, plus 4 N in stage 1 if W > 1
+    gradients    e N / W; 4 N / W if a step sums several micro-batches, and then 4 N more in stage 1 with W > 1
                  (stage 0: 4 N)
     buckets      2 x 2^25 e      for gradients that are reduced together (stage 0: 4 N)
     activations  L T (16 e h + 4 heads + 16), plus embeddings and heads: autograd saves 16 tensors of width h per
                  layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-All activations and the loss exist when backward begins, and all gradients (e N) when it ends. The estimate counts the
-larger of these two. It was checked against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count.
-The CUDA context, NCCL and fragmentation are not included; a tenth of a GPU's memory stays free for them.
+The last two rows are counted together, as the larger of two sums: when backward begins, all activations and the loss
+exist; when it ends, all gradients (e N) and few activations. The estimate was checked against BERT-Large, bf16, 32,768
+tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and fragmentation are not included; a tenth
+of a GPU's memory stays free for them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
 USABLE_SHARE = 0.9
 """Share of a GPU's memory that an estimate may take."""
 MICRO_BATCH_STEP = 1024
-"""The step, in tokens, in which limits of micro-batches are tried, so that GPUs of similar memory get the same
-limit."""
+"""Limits of micro-batches are tried in steps of this many tokens, so that GPUs of similar memory get the same limit."""
 _GB = 1e9
 
 
@@ -45,7 +45,8 @@ _GB = 1e9
 class Memory:
     """The estimated bytes in use on one GPU at the peak of a step.
 
-    `parts` maps weights, masters, moments, gradients, buckets, and "activations and loss" to their bytes.
+    `parts` maps "weights", "masters", "moments", "gradients", "buckets" and "activations and loss" to their bytes (see
+    the table of this module).
     """
 
     parts: dict[str, float]
@@ -94,9 +95,10 @@ def estimate_memory(
 def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
     """Return a line of text with the memory that a step needs and the memory of `card`.
 
-    `card` is the smallest GPU that the run may get, or None if the GPUs are not known. The line is empty if no GPU is
-    used, or if the GPUs of a cluster are not known. Raises ConfigError if the smallest GPU is too small; the message
-    names settings that need less memory.
+    `card` is the smallest GPU that the run may get. It is None if the GPUs are not known, and then the line says so.
+    The line is empty if no GPU is used. It is also empty if `card` is None and device=auto on a cluster, because its
+    nodes may have no GPU. Raises ConfigError if the smallest GPU is too small; the message names settings that need
+    less memory.
     """
     if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
@@ -158,7 +160,7 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
-    """Return the config key that sets the batch setting `name` for the phase `opened`."""
+    """Return the config key that sets the batch setting `name` for the phase `opened`, like `phases.1.batch.lanes`."""
     index = opened.phase.index
     inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
     if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
@@ -186,8 +188,8 @@ def with_largest_micro_batch(config: TrainerConfig, tokens: int | None) -> Train
 
 
 def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:
-    """Return the estimate of the phase that needs the most memory, for the fewest workers that the run may shrink
-    to."""
+    """Return the estimate of the phase (part of the run) that needs the most memory. It assumes the smallest number of
+    workers to which the run may shrink."""
     workers = config.min_workers or config.workers
     estimates = [
         estimate_memory(
@@ -221,7 +223,8 @@ def largest_micro_batch(
 
 
 def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
-    """Return the number of weights of BERT with both heads. The matrix shared by embedding and head counts once."""
+    """Return the number of weights of BERT with both heads. The word matrix, which the embedding and the masked-LM head
+    share, counts once."""
     width, inner = model.width, 4 * model.width
     rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     embeddings = (rows + model.max_positions + 2 + 2) * width

@@ -22,13 +22,13 @@ def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
 def learning_rate(step: int, config: TrainerConfig) -> float:
     """Return the learning rate of update number `step`, counted from 1. Raises ValueError for a step below 1.
 
-    During W warm-up steps the rate is peak x step / W, so the first update has a rate above 0. With the `linear`
-    schedule the rate then falls in a line, and would reach final_factor x peak at the update after the last of the N
-    updates. If final_factor is 0, the rate is peak x (N - (step - 1)) / (N - W), so the last update has a rate above 0.
-    With the `constant` schedule the rate stays at the peak. With schedule.span=phase each phase (part of the run) has
-    such a schedule over its own steps.
+    The schedule has N updates, W of them for warm-up, and a peak (optimizer.learning_rate). During warm-up the rate is
+    peak x step / W, so the first update has a rate above 0. With the `linear` schedule the rate then falls linearly. It
+    would reach final_factor x peak at update N + 1. If final_factor is 0, the rate falls as peak x (N - (step - 1)) /
+    (N - W), so the last update has a rate above 0. With the `constant` schedule the rate stays at the peak. With
+    schedule.span=phase each phase (part of the run) has its own schedule over its steps.
 
-    google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall in a line. Both
+    google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall linearly. Both
     count from 0, so their first update has a rate of 0. The line of google-research/bert begins at step 0 instead of W,
     a difference of at most peak x W / N. NVIDIA's DeepLearningExamples (schedulers.py) count the warm-up from 1 too,
     but their last update has a rate of 0.

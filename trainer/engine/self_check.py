@@ -2,7 +2,8 @@
 
 A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the very graph
 that will be trained, on the run's first micro-batch. Dropout stays on, because its masks depend on the seed alone. The
-check costs one eager forward and backward pass; training needs the compilation anyway.
+check costs one eager forward and backward pass. Its compiled pass costs little, because training needs the compilation
+anyway.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from trainer.engine.zero_state import trainable_parameters
 from trainer.model import Batch
 
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}
-"""Maximum relative difference of a loss or of a parameter's gradient norm. The differences measured were 1e-6 in fp32,
-0.002 in fp16 and 0.01 in bf16."""
+"""Maximum relative difference between compiled and eager code in a loss or a parameter's gradient norm. The differences
+measured were 1e-6 in fp32, 0.002 in fp16 and 0.01 in bf16."""
 SLACK: Mapping[Precision, float] = {"fp32": 1e-5, "fp16": 1e-4, "bf16": 5e-4}
 """Additional tolerance of a parameter's gradient norm, as a share of the norm of the whole gradient. It is needed
 because some gradients are sums that cancel to rounding errors (the next-sentence bias differed by 6%). The median
@@ -51,8 +52,9 @@ def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, 
     """Raise ConfigError on all ranks if losses or gradients of `batch` differ between compiled and eager code.
 
     Collective. torch's generators are seeded with `seed` for each of the two passes. Parameters, their gradients and
-    the engine stay unchanged. If the eager pass runs out of GPU memory (below ZeRO-3), or its losses are not finite, a
-    warning is logged and nothing is compared.
+    the engine stay unchanged. If the eager pass has losses that are not finite, a warning is logged and nothing is
+    compared. The same happens if the eager pass runs out of GPU memory in ZeRO stages 0 to 2; in stage 3, torch's
+    OutOfMemoryError is raised.
     """
     eager = _run_eager(engine, batch, seed=seed, precision=precision)
     complaints: list[str] = []
@@ -109,7 +111,8 @@ def compare(compiled: PassResult, eager: PassResult, *, precision: Precision) ->
 
 
 def _excess(compiled: float, eager: float, *, allowed: float) -> float:
-    """Return the difference as a multiple of `allowed`: infinite if only one value is finite, 0 if neither is."""
+    """Return |compiled - eager| / allowed. Return infinity if only one of the two values is finite, and 0 if neither
+    is."""
     if not (math.isfinite(compiled) and math.isfinite(eager)):
         return math.inf if math.isfinite(compiled) != math.isfinite(eager) else 0.0
     return abs(compiled - eager) / allowed if compiled != eager else 0.0

@@ -1,6 +1,7 @@
 """A rank's slices, in any ZeRO stage: views of ranges of the parameters' fp32 values and Adam moments.
 
-Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. Listing
+Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. (In stage 0
+this holds for the result of Engine.local_slices, because list_slices gives every rank the whole parameters.) Listing
 slices needs no communication. Only this file and engine.py rely on how DeepSpeed (0.19.8) stores its partitions.
 """
 
@@ -87,12 +88,12 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
 
 
 def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
-    """Create missing Adam moments as zeros and set Adam's step count to `updates`.
+    """Create missing Adam moments as zeros and set Adam's step count to `updates`. `engine` is DeepSpeed's engine.
 
     The count is an fp32 scalar tensor on the device, as torch's fused AdamW needs it.
 
-    Call this before the first step too. Before that step DeepSpeed has created no state in some stages, and in other
-    stages it has taken a step with empty gradients.
+    Call this before saved state is loaded, and in a new run before the first step. Until then DeepSpeed has created no
+    moments in some stages; in other stages it has taken a step with empty gradients, so that Adam's count is wrong.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
@@ -105,8 +106,8 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_model_weights(engine: Any, *, stage: int) -> None:
-    """Copy the fp32 slices into the parameters that the model computes with. Collective. `engine` is DeepSpeed's
-    engine."""
+    """Copy the fp32 weights that the optimizer updates into the parameters that the model computes with. Collective.
+    `engine` is DeepSpeed's engine."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -119,7 +120,7 @@ def refresh_model_weights(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes that the parameters used in forward and backward take on this rank between two steps."""
+    """Return the bytes of the model's parameters on this rank between two steps, without any fp32 master copy."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -163,9 +164,9 @@ def update_partitions(
 ) -> None:
     """Take AdamW's step number `step` on this rank's partitions, then update the model's weights on all ranks.
 
-    Collective, for stages 1 and 2. `gradients` has a tensor for each partition (one for each parameter group). Each
-    gradient is divided by `divisor`. If `skip` is not zero, nothing changes. An infinite `step` turns off bias
-    correction (optimizers.count_updates).
+    Collective, for stages 1 and 2. `engine` is DeepSpeed's engine. This rank has one partition of each parameter group,
+    and `gradients` has one tensor for each partition. The gradients are divided by `divisor`. If `skip` is not zero,
+    nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
     """
     zero = engine.optimizer
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]

@@ -57,7 +57,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The result of an export: the folder written, the checkpoint exported, and the model in it."""
+    """The result of an export: the folder written, the checkpoint exported, and the model's type and size."""
 
     folder: Path
     checkpoint: Location
@@ -77,16 +77,16 @@ def export(
 ) -> Export:
     """Export a checkpoint to the folder `out` and return what was written.
 
-    `source` is a checkpoint folder or a run directory. Of a run directory, the newest valid checkpoint is exported, or
-    with `step` the checkpoint of that step. With `best`, the checkpoint with the lowest held-out loss is exported. This
-    loss comes only from evaluations that are comparable with the newest evaluation (retention.COMPARABLE), of
-    checkpoints that were kept. `data` is the data set, if it was moved. `dtype` is a key of DTYPES.
+    `source` is a checkpoint folder or a run directory. Of a run directory, the newest valid checkpoint is exported. If
+    `step` is given, the checkpoint of that step is exported instead. If `best` is true, it is the checkpoint with the
+    lowest held-out loss, among those that still exist and whose evaluations are comparable with the newest evaluation
+    (retention.COMPARABLE). `data` is the new place of the data set, if it was moved. `dtype` is a key of DTYPES.
 
     Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the length of
-    the longest trained row), README.md and MARKER. The weights have transformers' names. Like in save_pretrained, the
-    tied decoder is left out. Pooler and next-sentence head are left out if nothing trained them. One rename replaces an
-    earlier export in `out`. Raises ValueError (ExportError, CheckpointError, DataSetError) and then leaves `out`
-    unchanged.
+    the longest trained row), README.md and MARKER (a list of the files). The weights have transformers' names. Like in
+    save_pretrained, the tied decoder is left out. Pooler and next-sentence head are left out if nothing trained them.
+    One rename replaces an earlier export in `out`. Raises ValueError (ExportError, CheckpointError, DataSetError) and
+    then leaves `out` unchanged.
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
@@ -195,9 +195,9 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
 def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
     """Return (length in tokens of the longest trained row, whether next-sentence prediction was trained).
 
-    Older checkpoints do not record these facts. For them, the manifests of all phases (parts of the run) up to the
-    phase with index `phase` are read. If a manifest cannot be read, or if training started from given weights, the
-    second result is True.
+    Older checkpoints do not record these facts. Then both results come from the manifests of the phases (parts of the
+    run) up to the phase with index `phase`, whose manifest is `manifest`. If an earlier manifest cannot be read, or if
+    training started from given weights, the second result is True.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]
@@ -276,7 +276,7 @@ def _write_folder(
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """Set `length` as the number of tokens to which the tokenizer cuts text with `truncation=True`.
+    """Write `length` into `file` as the number of tokens to which the tokenizer cuts text with `truncation=True`.
 
     Positions after `length` were never trained. `file` is tokenizer_config.json.
     """
@@ -286,7 +286,8 @@ def _write_longest(file: Path, *, length: int) -> None:
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
-    """Write MARKER, then fsync all files and the folder, so that they are on disk before the rename."""
+    """Write MARKER (a list of the files), then fsync all files and `folder`, so that all are on disk before `folder` is
+    renamed."""
     files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")

@@ -29,9 +29,9 @@ def render_model_card(
 ) -> str:
     """Return the text of the model card, which depends only on the arguments.
 
-    `manifest` and `data_card` (the text of README.md) belong to the data set of the phase with index `phase`.
-    `training` and `evaluation` are the run's last records of metrics and of held-out evaluation up to `step`, or None.
-    `pair_heads` says whether the model has pooler and next-sentence head.
+    `manifest` and `data_card` (the text of README.md) belong to the data set of the phase (part of the run) with index
+    `phase`. `training` and `evaluation` are the run's last records of metrics and of held-out evaluation up to `step`,
+    or None. `pair_heads` says whether the model has pooler and next-sentence head.
     """
     licence = _front_matter(data_card).get("license")
     front: dict[str, Any] = {

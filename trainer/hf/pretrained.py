@@ -1,8 +1,8 @@
 """Reads models that Cloze exported, or that transformers saved as `bert` or `megatron-bert`.
 
-Invariant: a model that was read gives the same logits as the model in the folder, for all heads of its class. A folder
-that cannot be reproduced (a missing head, another activation or LayerNorm) is refused. Reading BERT-Large takes a
-second and 1.3 GB.
+Invariant: all heads of a model that was read give the same logits as the model in the folder. A folder whose model
+cannot be reproduced (a missing head, another activation or LayerNorm) is refused. Reading BERT-Large takes a second and
+1.3 GB of memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _CHECKPOINT_FILE = "state.json"
-"""A file that every checkpoint of a run has (trainer/checkpoint/format.py), and no model folder."""
+"""A file in every checkpoint of a run (trainer/checkpoint/format.py). No model folder has this file."""
 
 _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
 _EXACT_NAMES = ("gelu", "gelu_python")
@@ -86,7 +86,8 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return `config` with the size, positions, activation and norm of `folder`'s model where `config` sets none.
+    """Return a copy of `config`. Of size, positions, activation and norm, the copy takes from `folder`'s model those
+    that `config` does not set.
 
     Raises PretrainedError if the folder's model is not supported.
     """
@@ -95,14 +96,15 @@ def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return `config` with the size, positions, activation and norm of `other` where `config` sets none."""
+    """Return a copy of `config`. Of size, positions, activation and norm, the copy takes from `other` those that
+    `config` does not set."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 
 
 @torch.no_grad()
 def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
-    """Check all of a folder's weights, then copy them into a model of the same config.
+    """Check all weights in `folder`, then copy them into `model`, whose config must be that of the folder.
 
     Returns whether the folder has pooler and next-sentence head. Raises PretrainedError if a name or shape does not
     fit.
@@ -166,7 +168,8 @@ def read_config(folder: Location) -> dict[str, Any]:
 
 
 def read_longest(folder: Location) -> int:
-    """Return how many tokens a row may have: the limit of the folder's tokenizer, but at most the model's positions."""
+    """Return how many tokens a row of input may have: the tokenizer's limit, but at most the model's number of
+    positions."""
     positions: int = read_config(folder).get("max_position_embeddings", 512)
     path = locate(folder, TOKENIZER_CONFIG_FILE)
     if storage.find_file(path) is None:
@@ -237,7 +240,8 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
-    """Return stored name -> tensor for all tensors of model.safetensors, or of the files that its index lists.
+    """Return all tensors, by their stored names, of model.safetensors, or of the several files that an index file
+    lists.
 
     Raises PretrainedError if a file is missing or damaged.
     """

@@ -17,8 +17,8 @@ from pipeline import storage
 class Vocabulary:
     """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
-    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if they are
-    not known.
+    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if only the
+    tokens are known, from a vocab.txt.
     """
 
     tokens: tuple[str, ...]
@@ -26,8 +26,8 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """The sha256 over all fields. The manifest of a data set has the hash of the data set's tokenizer as
-        vocabulary_hash."""
+        """The sha256 over all fields. A data set's manifest has this hash of its tokenizer under the key
+        `vocabulary_hash`."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

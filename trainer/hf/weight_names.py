@@ -71,10 +71,10 @@ def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
 def to_transformers(
     parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
 ) -> dict[str, Tensor]:
-    """Return name -> tensor as save_pretrained of transformers' ForPreTraining class would write, without tied decoder.
+    """Return the tensors by name, as save_pretrained of transformers' ForPreTraining class would write them.
 
-    `parameters` are the trainer's parameters by name. With pair_heads=False the result is that of the ForMaskedLM
-    class.
+    `parameters` are the trainer's parameters by name. The tied decoder is left out. Of the word table only the first
+    `vocabulary_size` rows remain. With pair_heads=False the tensors are those of the ForMaskedLM class.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():

@@ -73,7 +73,8 @@ def find_local_card() -> Card | None:
 def find_cluster_card(resources: Mapping[str, float]) -> Card | None:
     """Return the GPU with the least memory in a cluster that has the logical resources `resources`.
 
-    Return None if the cluster has no GPU or states no GPU type, or if one of its GPU types is not in CARD_GB.
+    Return None if the cluster has no GPU or states no GPU type, or if the memory of one of its GPU types is unknown
+    (not in CARD_GB).
     """
     kinds = [name.removeprefix(GPU_TYPE_PREFIX) for name in resources if name.startswith(GPU_TYPE_PREFIX)]
     if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
@@ -97,13 +98,14 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def resolve_micro_batch(
     config: TrainerConfig, *, plan_config: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """Fill in a null `batch.greatest_slot`, the maximum number of tokens of a micro-batch, so that a micro-batch fits
-    the smallest GPU.
+    """Choose `batch.greatest_slot`, the maximum number of tokens of a micro-batch, so that a micro-batch fits the
+    smallest GPU. A value that the config states is kept.
 
-    If the run's data plan (order of rows) has begun, `plan_config` is the config with which it began, and the value is
-    copied from there; otherwise `plan_config` is None. The value stays null if no GPU is used, if the GPU's memory is
-    unknown, or if it holds the largest micro-batch that is ever derived. `manifests` holds the manifest of each phase's
-    data set. Returns the config, the smallest GPU (None if unknown), and lines for the user.
+    If the run's data plan (order of rows) has begun, `plan_config` is the config with which the plan began, and the
+    value is copied from `plan_config`. Otherwise `plan_config` is None. The value stays null if no GPU is used, if the
+    memory of the smallest GPU is unknown, or if this memory can hold a micro-batch of LARGEST_DERIVED_MICRO_BATCH
+    tokens. `manifests` holds the manifest of each phase's data set. Returns the config, the smallest GPU (None if
+    unknown), and lines for the user.
     """
     batch = config.batch
     derived = [

@@ -1,4 +1,4 @@
-"""Print the plan of a run, without starting or writing anything: its steps, tokens, hours, price, disk space and
+"""Print what a run would do and need, without starting or writing anything: steps, tokens, hours, price, disk space and
 machines.
 
 `python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]` makes all
@@ -38,7 +38,7 @@ RECENT_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of --dry-run; each is None if not given."""
+    """The options of --dry-run. A field is None if the user did not give its option."""
 
     tokens_per_second: float | None
     """Tokens per second of one worker."""
@@ -86,8 +86,8 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
 
 
 def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> CheckResult:
-    """Return what preflight.check returns or, if `options` state the size of a missing data set, what plan_without_data
-    returns.
+    """Check the run with preflight.check, and return what was found. If `options` state the size of a data set that
+    does not exist yet, plan the run with plan_without_data instead.
 
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
@@ -97,7 +97,8 @@ def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = Fals
 
 
 def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
-    """Yield lines that tell the user the steps to do, time, price, disk space and machines of the run in `checked`.
+    """Yield lines for the user about the run in `checked`: the steps that are left, the time, price, disk space and
+    machines.
 
     Raises ConfigError if the workers do not fit the machines, or a checkpoint does not fit the disk.
     """
@@ -124,10 +125,10 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
-    """Yield lines with hours and price at the rate that `options` state or the run has measured.
+    """Yield lines with the run's hours and price at the rate that `options` state or that the run itself has measured.
 
-    Without a rate, the lines say so and, unless device=cpu, list rates by GPU. `tokens` is the number of tokens in the
-    steps still to do, and `work` is the number of model FLOPs in these steps.
+    If there is no such rate, the lines say so. They then also list rates of several GPUs, unless device=cpu. `tokens`
+    is the number of tokens in the steps still to do, and `work` is the number of model FLOPs in these steps.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
@@ -156,8 +157,9 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
 def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
     """Return a line with the size of the checkpoints and the free disk space.
 
-    The free space is left out if the output is on an object store, or if the run is to go `elsewhere`, to another
-    machine. Raises ConfigError if the disk has too little free space for even one checkpoint.
+    The free space is left out if the output is on an object store. It is also left out if `elsewhere`, because the run
+    will then use another machine's disk. Raises ConfigError if the disk has too little free space for even one
+    checkpoint.
     """
     num_bytes = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
     best = config.checkpoint.keep_best * max(1, len(config.phases))
@@ -188,7 +190,7 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
     """Return a line that says on which machines and devices the workers would run.
 
     Asks the Ray cluster at RAY_ADDRESS, if that is set, but does not start Ray. Raises ConfigError if the workers do
-    not fit. If the run is to go `elsewhere`, to another machine, nothing is checked.
+    not fit. If `elsewhere`, the run will use another machine, so nothing is checked.
     """
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")

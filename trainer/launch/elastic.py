@@ -88,10 +88,10 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
 def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
     """Return the number of workers to request from Ray now, between `least` and `most`.
 
-    Each worker needs the resources `per_worker`. If at least `least` workers fit on the nodes, the number is as many as
-    fit. A larger request would wait until the start times out, because Ray Train still counts nodes that have just
-    gone. If fewer than `least` workers fit, Ray has to wait for nodes anyway, so the number is max_group_size. While a
-    group has fewer workers than max_group_size, PendingPlacements asks an autoscaler for the missing places.
+    Each worker needs the resources `per_worker`. If at least `least` workers fit on the present nodes, return the
+    number that fit. A larger request could hang, because Ray Train still counts nodes that have just gone. If fewer
+    fit, Ray has to wait for nodes anyway, so return the largest size that the cluster could reach (max_group_size).
+    While a group is smaller than that, PendingPlacements asks the autoscaler for room for the other workers.
     """
     max_size = max_group_size(nodes, least=least, most=most, per_worker=per_worker)
     places = count_places(nodes.total, per_worker=per_worker, without=nodes.leaving)
@@ -99,8 +99,8 @@ def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resource
 
 
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
-    """Return the logical resources of the cluster at its largest, by name: the present amount or the cluster's limit,
-    whichever is larger.
+    """Return the amount of each logical resource, by name, after the cluster has grown to its limits. The amount is the
+    present amount or the cluster's limit, whichever is larger.
 
     `present` holds the present amounts. `config` holds the limits, if the service that runs the cluster tells them to
     Ray. Ray's own autoscalers do not tell them, so `present` also has resources that state limits: grows_to_GPU and
@@ -126,7 +126,8 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Make or drop requests until there are `count`, and return how many of these are granted."""
+        """Make new requests or drop old ones until there are `count` requests. Return how many of these requests are
+        granted."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -142,8 +143,8 @@ class GroupWatch:
     """Decides when a group of workers (all workers of one start) should end so that the next group runs on other nodes.
 
     One GroupWatch serves all groups of a command. Each worker needs the resources `per_worker`. `list_nodes` returns
-    the present nodes, `clock` returns seconds, and `pending` requests more places for workers from an autoscaler (None:
-    never).
+    the present nodes, `clock` returns seconds, and `pending` asks an autoscaler for more places for workers (None: no
+    autoscaler is asked).
     """
 
     def __init__(
@@ -166,9 +167,9 @@ class GroupWatch:
     def reason_to_pause(self, worker_nodes: Sequence[str], *, world_size: int) -> str | None:
         """Return why the group should write a checkpoint and end now, or None if it should continue.
 
-        `worker_nodes` lists the node of each worker that has started. Until all `world_size` workers have started,
-        return None. If the last restart did not get more workers (another job took the room), the time until the next
-        search for room doubles.
+        `worker_nodes` lists the node of each worker that has started. As long as fewer than `world_size` workers have
+        started, return None. If the last restart did not get more workers (another job took the room), the time until
+        the next search for room doubles.
         """
         if not worker_nodes or len(worker_nodes) < world_size:
             return None

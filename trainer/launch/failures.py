@@ -24,14 +24,14 @@ class WorkerFailure:
 
     @classmethod
     def of(cls, error: Exception, *, rank: int) -> WorkerFailure:
-        """Return a report of `error`. Call this while `error` is being handled, because the report takes over the
-        traceback."""
+        """Return a report of `error`. Call this inside the `except` block of `error`, because the report copies the
+        current traceback."""
         text = " ".join(str(error).split()) or type(error).__name__
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 
 CONTINUE_HINT = "; the same command continues from the last checkpoint"
-"""End of each message about lost workers."""
+"""Text at the end of each message about lost workers."""
 
 
 class WorkerError(RuntimeError):
@@ -43,12 +43,13 @@ class ClusterError(WorkerError):
 
 
 def raise_first(failures: list[WorkerFailure]) -> None:
-    """Raise an error for the one of `failures` that caused the others, or do nothing if there are no failures.
+    """Raise an error for the failure in `failures` that caused the other failures. If there are no failures, do
+    nothing.
 
     Bad input raises ConfigError, and anything else WorkerError with the traceback. When one worker fails, the others
-    fail a moment later in a collective operation, so the earliest failure is the cause. But bad input comes before all
-    other failures, and rank 0's report of bad input before those of other ranks, because rank 0 knows what all workers
-    reported.
+    fail a moment later in a collective operation, so the earliest failure is the cause. There are two exceptions.
+    Reports of bad input come before all other failures. Among them, the report of rank 0 comes first, because rank 0
+    knows what all workers reported.
     """
     if not failures:
         return

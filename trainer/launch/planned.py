@@ -2,8 +2,8 @@
 
 `--rows=N --tokens=N` state the training rows and tokens of the data set, and `--gpu=NAME` states the GPU of each
 worker. Invariant: the text beside each training rate says whether the rate was measured. Two rates were measured
-(bench/trainer.md). All others assume that training reaches the same share of the GPU's peak. N GPUs are assumed to be N
-times as fast as one.
+(bench/trainer.md). All other rates assume that training reaches the same share of the GPU's peak rate as in these
+measurements. N GPUs are assumed to be N times as fast as one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MASKED_SHARE = 0.15
 
 
 def find_gpu(name: str, *, program: str) -> str:
-    """Return the GPU's name as PEAK_TFLOPS writes it, whatever the case of `name`.
+    """Return the GPU's name as PEAK_TFLOPS writes it. `name` may be in upper or lower case.
 
     `program` names the command in errors. Raises ConfigError if the GPU is unknown.
     """
@@ -56,7 +56,7 @@ def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
 
 
 def describe_origin(gpu: str, *, size: str) -> str:
-    """Return a phrase that says whether the rate that tflops_of returns was measured or is assumed."""
+    """Return a phrase for the user: whether the training rate of `gpu` was measured or is assumed (see tflops_of)."""
     if tflops_of(gpu, size=size)[1]:
         return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
     return f"not measured for BERT {size} on {gpu}: assumes the same share of peak as an H200"
@@ -82,8 +82,8 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 
 
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
-    """Yield the lines of a table with one row for each of SHOWN_GPUS: the tokens/s of one such GPU, and the hours that
-    the run takes on config.workers of them.
+    """Yield the lines of a table with one row for each GPU in SHOWN_GPUS. A row states the tokens per second of one
+    such GPU, and the hours that the run takes on `config.workers` GPUs of this kind.
 
     `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in these steps.
     """
@@ -100,12 +100,12 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> CheckResult:
-    """Plan a run of which at least one data set is missing. Return the same kind of result as preflight.check, from
+    """Plan a run if at least one of its data sets is missing. Return the same kind of result as preflight.check, after
     fewer checks.
 
     Each missing data set is assumed to have `rows` training rows with `tokens` tokens in total. `gpu` names the GPU
     whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that already holds a run
-    is refused. Raises ValueError if no data set is missing, or if no plan fits.
+    is refused. Raises ValueError if no data set is missing, or if the config does not fit data sets of this size.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -133,7 +133,8 @@ def plan_without_data(
 def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
     """Return the manifest of an assumed data set: `rows` rows of almost equal length with `tokens` tokens in total.
 
-    Raises ConfigError if the rows would be shorter than any pair of texts, or have more than `longest` tokens.
+    Raises ConfigError if the mean row would have fewer than 5 tokens (the shortest pair of texts) or more than
+    `longest`.
     """
     if not 5 * rows <= tokens <= longest * rows:
         raise ConfigError(

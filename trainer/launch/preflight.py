@@ -43,7 +43,7 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     valid.
 
     Without --config, the sample config in `repository` is read, and the paths in this file are relative to
-    `repository`. All other relative paths are relative to the current directory. If the file is the config.yaml of a
+    `repository`. All other relative paths are relative to the current directory. If --config names the config.yaml of a
     run, settings without effect are dropped, because earlier versions wrote such settings.
     """
     file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
@@ -166,8 +166,10 @@ def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the config of the run that the branch `config` starts from, if the branch continues that run's plan of the
-    data. Return None if the branch has another plan."""
+    """Return the source's config if the branch continues the source's plan (order of the data), otherwise None.
+
+    `config` is the config of the branch, a run that starts from another run's checkpoint. The source is that other run.
+    """
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
         phases = resolve_phases(with_largest_micro_batch(config, source.batch.greatest_slot))
@@ -180,8 +182,9 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Check that no held-out document of the branch `config` was trained on, by the branch or by the run that it starts
-    from.
+    """Check that neither a branch nor its source trained on documents that the branch holds out.
+
+    `config` is the config of the branch, a run that starts from another run's checkpoint. The source is that other run.
 
     Returns warnings about what cannot be checked. Raises ConfigError if a held-out document was trained on.
     """
@@ -254,7 +257,8 @@ def _get(config: TrainerConfig, key: str) -> str | None:
 
 
 def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
-    """Return a copy of `node` (settings, or a tuple of settings) in which the field at the path `parts` is `value`."""
+    """Return a copy of `node` (settings, or a tuple of settings) in which one field is `value`. `parts` is the path to
+    this field, such as phases, 1, data."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]

@@ -27,8 +27,8 @@ def send_token() -> None:
 
 
 def list_resources(address: str) -> dict[str, float]:
-    """Return the logical resources of the cluster whose dashboard is at `address`: each resource's name, mapped to its
-    sum over all live nodes.
+    """Return the logical resources of the cluster whose dashboard is at `address`. The keys are names of resources, and
+    the values are sums over all live nodes.
 
     Raises ConnectionError with the reason if the dashboard does not list the nodes.
     """

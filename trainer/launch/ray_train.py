@@ -54,8 +54,8 @@ RAY_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Values of environment variables that the user did not set. Ray then prints little, notices ended workers quickly, and
-leaves preemption to GroupWatch."""
+"""Maps environment variables to the values that they get if the user has not set them. With these values, Ray prints
+little, notices ended workers quickly, and leaves nodes that will go away to GroupWatch (elastic.py)."""
 
 
 @contextmanager
@@ -93,8 +93,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 def join_cluster(config: TrainerConfig) -> None:
     """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
 
-    A driver (the process of the command) cannot connect twice, because Ray deletes a job's working directory when the
-    job's driver disconnects.
+    The connection is kept, because Ray deletes a job's working directory when the job's driver disconnects.
     """
     if not ray.is_initialized():
         _set_ray_defaults(config)
@@ -129,16 +128,16 @@ def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
-    """Return the size of a local Ray's object store: twice the workers' read-ahead, and 256 MiB for Ray itself."""
+    """Return the size of a local Ray's object store: twice what workers read ahead, and 256 MiB for Ray itself."""
     return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
 
 
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
     """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources` are Ray's logical resources at its largest. `cluster` (whether Ray is a cluster or on this machine) is
-    only for errors. With min_workers, only that many workers must fit. Raises ConfigError if they will never fit,
-    because Ray would wait for room silently.
+    `resources` maps each logical resource to Ray's amount of it, after an autoscaler has started all nodes that it may.
+    `cluster` says whether Ray is a cluster, for the error messages. With min_workers, room for this number suffices.
+    Raises ConfigError if there will never be enough room, because Ray itself would wait silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -169,8 +168,8 @@ def run_on_ray(
 ) -> Outcome:
     """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
-    `watch`, which all groups of a command share, may end a group early, although nobody asked the run to stop. Raises
-    ConfigError for bad input, and WorkerError for any other failure. The message names the worker.
+    `watch` may end the group early. All groups of one command share it (None: this group gets its own). Raises
+    ConfigError for bad input, and WorkerError, which names the worker, for any other failure.
     """
     watch = watch or GroupWatch(config, per_worker=resources_of(config))
     system, folder = (None, config.output)
@@ -221,8 +220,8 @@ def run_on_ray(
 def start_ray_data_actors_here() -> None:
     """Start Ray Data's two long-lived actors on the driver's node.
 
-    Otherwise the first worker that reads data would start the actors on its own node, a GPU node. Because the actors
-    outlive the job, that node would never count as idle and never be removed.
+    Otherwise the first worker that reads data would start them on a GPU node. The actors outlive the job, so that node
+    would never count as idle and never be removed.
     """
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.data._internal.stats import get_or_create_stats_actor
@@ -237,10 +236,7 @@ def resources_of(config: TrainerConfig) -> dict[str, float]:
 
 
 def scaling_config(config: TrainerConfig) -> ScalingConfig:
-    """Return Ray's settings for the number and resources of the workers to request now.
-
-    Ray's own resizing is switched off, because it writes no checkpoint; GroupWatch resizes instead.
-    """
+    """Return Ray's settings for the workers to request now. GroupWatch resizes; Ray's own way writes no checkpoint."""
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
         max_workers = elastic.next_group_size(
@@ -258,11 +254,11 @@ def scaling_config(config: TrainerConfig) -> ScalingConfig:
 def serve_workers(
     fit: _FitThread, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Show the workers' lines, pass on a request to stop, and say what Ray waits for, until `fit` ends.
+    """Until `fit` ends, show the workers' lines, say what Ray waits for, and pass on the user's request to stop.
 
-    `fit` is the thread in which Ray Train runs. Ends the group of workers early if `watch` gives a reason. Returns the
-    node id of each worker that started. Raises ClusterError if no worker starts in start_timeout_s (if the number of
-    workers is fixed, Ray itself raises an error before that).
+    `fit` is the thread in which Ray Train runs. If `watch` gives a reason, the workers are asked to stop early. Returns
+    the node id of each worker that started. Raises ClusterError if no worker starts within start_timeout_s (and a
+    margin); if the number of workers is fixed, Ray itself raises an error before that.
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()
@@ -303,7 +299,7 @@ def serve_workers(
 
 
 def raise_lost(error: Exception) -> None:
-    """Raise a WorkerError that names the lost workers if Ray reports losses in `error`. Otherwise do nothing."""
+    """Raise a WorkerError that names the lost workers, if `error` is Ray's report of lost workers."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -315,7 +311,7 @@ def raise_lost(error: Exception) -> None:
 
 @contextmanager
 def raise_cluster_error_if_lost() -> Iterator[None]:
-    """Raise a ClusterError in place of any RayError in the `with` block: Ray or the driver's node was then lost."""
+    """Turn a RayError in the `with` block, which means that Ray or the driver's node was lost, into a ClusterError."""
     try:
         yield
     except RayError as error:
@@ -324,7 +320,7 @@ def raise_cluster_error_if_lost() -> Iterator[None]:
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
-    """Return a line with what Ray waits for before it starts workers. `free` maps a resource to its unused amount."""
+    """Return a line that says what Ray waits for. `free` maps a resource to its unused amount."""
     ((resource, amount),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
     needed = f"{number} workers of {amount:g} {resource} each"
@@ -353,7 +349,8 @@ class _FitThread(threading.Thread):
 class _MailboxLink:
     """A worker's connection to the driver through the DriverMailbox.
 
-    A thread waits for the request to stop, so that stop_requested need not call the actor.
+    A thread waits for the request to stop. So stop_requested answers at once, without a call to the mailbox's Ray
+    actor.
     """
 
     def __init__(self, mailbox: Any) -> None:
@@ -396,7 +393,8 @@ def _train(task: Mapping[str, Any]) -> Outcome:
 
 
 def cluster_resources() -> dict[str, float]:
-    """Return the logical resources of the cluster at its largest, by name. Call this only while connected to Ray."""
+    """Return the amount of each logical resource, by name, after the cluster has grown to its limits. Call this only
+    while connected to Ray."""
     return elastic.largest_resources(
         ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
     )

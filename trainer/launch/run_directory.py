@@ -65,8 +65,8 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
 
     `saved` is the config in the output's config.yaml (None: no such file), and `checkpoints` lists the checkpoints
     there. Returns lines that tell the user which settings changed since the run began. Raises ConfigError if the output
-    cannot be written, holds something else than a run, or holds a run with other values of settings that must not
-    change.
+    cannot be written, if it has files but is not a run directory, or if a setting that must not change differs from its
+    value in `saved`.
     """
     folder = locate(config.output)
     if isinstance(folder, Path):
@@ -105,8 +105,8 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
 
 
 def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Checkpoints) -> list[str]:
-    """Return a list with one line if a new max_steps changes the learning rate at the step where the run continues;
-    otherwise return an empty list.
+    """Return a list with one line for the user if a new max_steps changes the learning rate at the step where the run
+    continues. Otherwise return an empty list.
 
     `before` is the config that the run stored, and `now` is the config that continues the run.
     """
@@ -152,7 +152,7 @@ def may_change(key: str, *, phases_begun: int) -> bool:
 
 
 def is_run_config(file: str | Path) -> bool:
-    """Whether `file` is the config.yaml of a run directory, so that a folder of checkpoints is beside it."""
+    """Whether `file` is a config.yaml with a folder of checkpoints beside it, as in a run directory."""
     path = Path(file)
     return path.name == CONFIG_NAME and Path(checkpoints_folder(path.absolute().parent)).is_dir()
 

@@ -49,8 +49,8 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
     """Return what `attention` returns, by the reference backend, which pads each sequence to layout.max_length tokens.
 
-    On a CPU, `seed` gives the same dropout mask as in the other backends. This mask is applied to all attention weights
-    at once, so they all take memory. On a GPU torch draws its own mask instead.
+    On a CPU, `seed` gives the same dropout mask as in attention_cpu.py and in our GPU kernel. This mask is applied to
+    all attention weights at once, so all of them are in memory. On a GPU torch draws its own mask instead.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout

@@ -1,7 +1,8 @@
-"""Attention on a CPU: one sequence after another, without padding, so that one head's weights stay in cache.
+"""Attention on a CPU: one sequence after another, without padding, so that a head's attention weights stay in cache.
 
 Forward and backward take 180 ms, with padded scaled_dot_product_attention 670 ms (8,000 tokens in sequences of mean
-length 380, dropout, two heads, one core). Cost: the weights are stored for backward, like in any eager attention.
+length 380, dropout, two heads, one core). Cost: the attention weights are stored for backward, like in any eager
+attention.
 """
 
 from __future__ import annotations

@@ -93,21 +93,22 @@ short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
-    """Return the kernels' row keys (int32 hashes for dropout) of queries at the positions `places` in the packed
-    batch."""
+    """Return, for each attention query, a row key: an int32 hash for dropout, the same as in the kernels. `places` are
+    the queries' positions in the packed batch."""
     return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
 
 
 def attention_column_keys(columns: Tensor) -> Tensor:
-    """Return the kernels' column keys (int32 hashes for dropout) of keys at the positions `columns` in their
-    sequence."""
+    """Return, for each attention key, a column key: an int32 hash for dropout, the same as in the kernels. `columns`
+    are the attention keys' positions in their sequence."""
     return mix(columns * wrap(GOLDEN) + COLUMN_SALT)
 
 
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
     """Return the kernels' dropout mask, bool [..., rows, columns], for row keys [..., rows] and column keys [columns].
 
-    True means kept. `threshold` is the number of random draws that drop a weight (count_dropped_draws).
+    The keys are the hashes that attention_row_keys and attention_column_keys return. True means kept. `threshold` is
+    the number of random draws that drop a weight (count_dropped_draws).
     """
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

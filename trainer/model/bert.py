@@ -29,9 +29,9 @@ SCALED_EMBEDDINGS, SCALED_DEVIATION = 0.05, 0.06
 """Standard deviations of initial weights with initial_weights=scaled: for the embeddings, and for other matrices."""
 SCALED_HEAD = 8.0
 """With initial_weights=scaled, the weight of the masked-LM head's dense layer starts as 8 times the identity, and its
-bias as 32. There GELU is linear, and the head's LayerNorm removes the factor and the bias. Adam's steps are small in
-comparison, so the head does not blur what the encoder learns. After 240 steps the loss at [MASK] was 0.30 nats below
-the unigram loss (0.03 above with a random head)."""
+bias as 32. GELU is linear for inputs around 32, and the head's LayerNorm removes the factor and the bias. Adam's steps
+are small in comparison, so the head does not blur what the encoder learns. After 240 steps the loss at [MASK] was 0.30
+nats below the unigram loss (0.03 above with a random head)."""
 TRUNCATION = 2.0
 
 
@@ -53,7 +53,7 @@ class PretrainingOutput(NamedTuple):
     """float32 [M]: weighted cross-entropy at each masked position."""
 
     def sums(self) -> Tensor:
-        """Return [4]: mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct, without gradient."""
+        """Return a tensor [4] of mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct, without gradient."""
         return torch.stack(self[:4]).detach()
 
 
@@ -86,8 +86,8 @@ class BertForPretraining(nn.Module):
     def forward(self, batch: Batch) -> PretrainingOutput:
         """Return loss sums and counts of correct predictions of one micro-batch.
 
-        In training mode, dropout draws from torch's global generator of the batch's device. Raises ValueError if a
-        sequence is longer than config.max_positions.
+        In training mode, dropout draws from torch's global generator of the batch's device. Raises ValueError if
+        batch.max_length exceeds config.max_positions.
         """
         hidden = self.encode(batch)
         mlm_loss_sum, mlm_correct, mlm_losses = self.mlm_head(
@@ -105,8 +105,8 @@ class BertForPretraining(nn.Module):
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
-        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if a sequence may exceed
-        max_positions."""
+        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if batch.max_length exceeds
+        config.max_positions."""
         if batch.max_length > self.config.max_positions:
             raise ValueError(
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "

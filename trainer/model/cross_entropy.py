@@ -20,7 +20,7 @@ CPU_CHUNK_BYTES = 4 * 2**20
 """Bytes of fp32 logits in a chunk on a CPU. A chunk of this size fits a core's caches."""
 GPU_CHUNK_BYTES = 512 * 2**20
 """Bytes of logits in a chunk on a GPU. The chunk is large, because large matrix products are faster. For BERT-Large
-with 32,768 tokens it takes all rows."""
+with 32,768 tokens one chunk holds all rows."""
 FP16_GRADIENT_SCALE = 1024.0
 """Factor on fp16 gradients. Without it most of them would be too small: the smallest normal fp16 number is twice the
 probability of one word in 30,000."""
@@ -33,8 +33,8 @@ def linear_cross_entropy_sum(
 
     The logits are `hidden @ weight.T + bias`. hidden [N, width], weight [V, width] and bias [V] have one float type.
     labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N]. Results are
-    float32, and only the first has a gradient. Softmax and all sums are in float32, and so is the sum of the weight's
-    gradient over chunks. For float64 inputs, losses and sums are in float64.
+    float32, and only the first has a gradient. Softmax and all sums are in float32, also the sum of the weight's
+    gradient over chunks (groups of rows). For float64 inputs, losses and sums are in float64.
     """
     weights = weights * (labels != NO_LABEL)
     loss_sum, correct, losses, *_ = linear_cross_entropy(
@@ -47,10 +47,10 @@ def linear_cross_entropy_sum(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute what linear_cross_entropy_sum returns, and the gradients of the sum, for a chunk of rows at a time.
+    """Compute what linear_cross_entropy_sum returns, and the gradients of the loss sum, for a chunk of rows at a time.
 
-    Returns (loss sum, correct count, losses, gradient of hidden, gradient of weight, gradient of bias).
-    The gradients are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. Those of weight and bias are fp32. If
+    Returns (loss sum, correct count, losses, gradient of hidden, gradient of weight, gradient of bias). The gradients
+    are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. The gradients of weight and bias are fp32. If
     `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:

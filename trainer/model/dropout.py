@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 SEED_WIDTH = 4
-"""Number of int32 seeds per site. Four seeds take 16 bytes, the alignment that kernels are compiled for."""
+"""Number of int32 seeds per site (one use of dropout in the model). Four seeds take 16 bytes, the alignment that
+kernels are compiled for."""
 
 
 def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
-    """Draw int32 [num_sites, SEED_WIDTH], a row per use of dropout, from torch's global generator of `device`."""
+    """Draw random int32 seeds from torch's global generator of `device`. Return them as [num_sites, SEED_WIDTH], a row
+    for each use of dropout in the model."""
     return torch.randint(-(2**31), 2**31, (num_sites, SEED_WIDTH), device=device, dtype=torch.int32)
 
 
@@ -29,7 +31,7 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 
 
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
-    """Return a bool mask [rows, columns] whose elements are False with `probability`.
+    """Return a bool mask [rows, columns]. Each element is False (dropped) with `probability`.
 
     The random number of an element is the product of an odd row key and a column key. Both keys are hashes. The first
     of the int32 `seeds` is for row keys, and the second for column keys.
@@ -40,7 +42,8 @@ def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> 
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return a hash of each int32; products wrap. It is a bijection whose every bit depends on all bits of `x`."""
+    """Return a hash of each int32; products wrap. The hash is a bijection; each bit of it depends on all bits of
+    `x`."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * wrap(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
@@ -59,7 +62,7 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
-        """Return `x` after dropout, in its shape and type. `seeds` is the row of draw_seeds for this site."""
+        """Return `x` after dropout, in its shape and type. `seeds` is a row of draw_seeds, for this use of dropout."""
         if not self.training or self.probability == 0.0:
             return x
         return hash_dropout(x, self.probability, seeds=seeds)

@@ -18,9 +18,10 @@ SITES_A_LAYER = 3
 
 
 class ActivatedLinear(Linear):
-    """A linear layer followed by GELU. On a GPU a fused kernel computes both.
+    """A linear layer followed by GELU. On a GPU in bf16 or fp16, GELU is a kernel of our own.
 
-    ZeRO-3 gathers parameters module by module, so both are one module.
+    Under ZeRO-3 a bias exists only while its module runs. The GELU kernel needs the linear layer's bias, so both are
+    one module.
     """
 
     def __init__(self, width_in: int, width_out: int, *, activation: str) -> None:

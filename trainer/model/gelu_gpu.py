@@ -57,7 +57,7 @@ gelu_of_biased.register_autograd(_backward, setup_context=_setup_context)
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, tanh: bool) -> Tensor:
     """Return GELU(x weight^T + bias), [rows, out] for x [rows, in], in bf16 or fp16 on a GPU.
 
-    `tanh` selects the tanh approximation. The product uses the bias detached, because GELU's backward pass computes the
-    gradient of the bias.
+    `tanh` selects the tanh approximation. Before GELU the bias is detached from autograd, because GELU's backward pass
+    computes the gradient of the bias.
     """
     return gelu_of_biased(F.linear(x, weight, bias.detach()), bias, tanh)  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""The pooler and the two pretraining heads, which run only on [CLS] and on the masked positions.
+"""The pooler and the next-sentence head, which run only on [CLS], and the masked-LM head, which runs only on masked
+positions.
 
 Losses are sums of weighted fp32 cross-entropies. The training loop divides them by counts over all ranks.
 """

@@ -1,6 +1,6 @@
 """Layers without torch's default initialization, because bert.initialize_weights draws each weight.
 
-Skipping it saves seconds for BERT-Large and leaves torch's global generator untouched.
+Skipping that initialization saves seconds for BERT-Large and leaves torch's global generator untouched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def layer_norm(width: int) -> nn.LayerNorm:
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the GELU of a config name: `gelu` (x * Phi(x)) or `gelu_tanh` (Hendrycks and Gimpel 2016, eq. 2)."""
+    """Return the GELU that the config calls `name`: "gelu" is x * Phi(x), "gelu_tanh" is eq. 2 of Hendrycks and Gimpel
+    2016."""
     return _gelu_tanh if name == "gelu_tanh" else F.gelu
 
 

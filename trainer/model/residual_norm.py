@@ -19,8 +19,8 @@ MAX_WIDTH = 4096
 
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
-    """Return whether the kernels run after `last` (a branch's last layer) and compute the gradient of this layer's
-    bias."""
+    """Return whether ResidualNorm runs its GPU kernels on tensors like `hidden`. If so, they also compute the gradient
+    of the bias of `last` (the last layer of attention or feed-forward)."""
     return _kernels_take(hidden) and last.parameters_persist
 
 
@@ -33,9 +33,9 @@ class ResidualNorm(nn.LayerNorm):
     """LayerNorm of residual + dropout(branch), with a gradient sink: a second output that takes one of two gradients.
 
     The result is used twice, by the next branch and as the next residual. Autograd would add the gradients of both uses
-    in a pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient to the
-    sink (one element, expanded to the result's shape). The backward kernel of this norm then adds both gradients
-    itself. If the kernels do not run, the sink is the result itself.
+    in a separate pass over memory. So the next ResidualNorm reads the values of this result, but sends the gradient of
+    these values to the sink (one element, expanded to the result's shape). The backward kernel of this norm then adds
+    both gradients itself. If the kernels do not run, the sink is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -76,9 +76,9 @@ def residual_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute LayerNorm(residual + dropout(branch)), with what its backward pass needs.
 
-    Returns (the result, the result's gradient sink, each row's mean, each row's inverse standard deviation). A gradient
-    sink is a tensor without content that takes the second gradient of the same result (see ResidualNorm). The argument
-    `gradient_sink` belongs to `residual`.
+    Returns (the result, the result's gradient sink, each row's mean, each row's inverse standard deviation). The result
+    is used twice. A gradient sink is a tensor without content, through which autograd passes the gradient of one of the
+    two uses (see ResidualNorm). The argument `gradient_sink` is the sink of `residual`.
     """
     from trainer.model.kernels import residual_norm as kernels
 
@@ -109,8 +109,9 @@ def residual_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of branch and residual, and of weight, bias and branch_bias as one tensor [3, columns].
 
-    `mean` and `rstd` are what residual_norm returned. `upstream` is the norm's gradient. `sink_gradient` is the
-    gradient of the norm's gradient sink (see ResidualNorm), or None if the sink was not used.
+    `mean` and `rstd` are what residual_norm returned. The norm is used twice and has two gradients. `upstream` is the
+    gradient from one use. `sink_gradient` is the gradient from the other use, which arrived through the gradient sink
+    (see ResidualNorm), or None if the sink was not used.
     """
     from trainer.model.kernels import residual_norm as kernels
 

@@ -71,7 +71,8 @@ def draw_curve(run_directory: Path) -> Path:
 def smooth(values: FloatArray) -> FloatArray:
     """Return the centred running mean of `values`, ignoring NaN.
 
-    Each mean is over the share SMOOTHING_SHARE of all values, and over fewer values at both ends.
+    Each mean is over a window of neighbouring values. The window holds the share SMOOTHING_SHARE of all values, and
+    fewer at both ends of the curve.
     """
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)

@@ -32,9 +32,9 @@ _OF_A_RANK = re.compile(r"rows-(\d+)\.jsonl")
 class RunFiles:
     """The log files that one rank writes: rows-RANK.jsonl, and on rank 0 all other logs.
 
-    If `run`, the run directory, is on an object store, the files are in a local folder below `working_folder` (None:
-    below the folder for temporary files). To send files there, the job must hold the run's lease (sole right to write)
-    with `lease_token`.
+    `run` is the run directory. If it is on an object store, the files are in a local folder below `working_folder`
+    (None: below the folder for temporary files). To send files to the store, the job must hold the run's lease (sole
+    right to write) with `lease_token`.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class RunFiles:
     def fetch_logs(self, names: Iterable[str] | None = None) -> None:
         """Make the rank's local logs (or the files in `names`) equal to those on the object store.
 
-        A local log that the store lacks is deleted. If the run is on a disk, nothing is done. Raises StorageError if
-        the store cannot be read.
+        A local log that the store lacks is deleted. If the run directory is on a disk, nothing is done. Raises
+        StorageError if the store cannot be read.
         """
         if isinstance(self.run, Path):
             return
@@ -82,8 +82,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the local folder. Raises ConfigError if its parent in the folder for temporary files belongs to another
-        user."""
+        """Make the local folder for the logs. If no working_folder was given, it is inside TMP/cloze-UID, a folder for
+        temporary files of the user UID. Raises ConfigError if that folder belongs to another user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -105,8 +105,8 @@ class RunFiles:
     def make_durable(self) -> None:
         """Make the rank's logs durable before a checkpoint: sync them to disk, or send the changed ones to the store.
 
-        Raises OSError (StorageError for a store) if that fails, and LeaseError if another job trains in the run on the
-        store.
+        Raises OSError (StorageError for a store) if that fails, and LeaseError if another job now holds the lease on a
+        run directory on a store.
         """
         if isinstance(self.run, Path):
             for path in self._own_logs():
@@ -122,8 +122,8 @@ class RunFiles:
                     self._send_if_changed(path, partial(_write, content))
 
     def make_file_durable(self, name: str) -> str:
-        """Send the file `name` to the store if the run is on one. Return the path or URL of the file in the run
-        directory."""
+        """If the run directory is on an object store, send the file `name` there. Return the path or URL of the file in
+        the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))

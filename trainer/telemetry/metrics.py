@@ -74,7 +74,8 @@ class StepMetrics:
     phase: int = 0
     """Index of the run's phase, from 0. `epoch` is counted within the phase."""
     peak_memory_gb: float | None = None
-    """Peak memory of tensors on the first worker's GPU since the worker's start, 10^9 bytes; None on a CPU."""
+    """Peak memory of tensors on the first worker's GPU since the worker's start, in units of 10^9 bytes; None on a
+    CPU."""
 
 
 BLOCK_BYTES = 2**20
@@ -84,8 +85,9 @@ BLOCK_BYTES = 2**20
 class JsonLines:
     """An append-only file of JSON objects, one a line, with ascending `step`. It is flushed at every line.
 
-    Opening removes objects of steps after `keep_through`, and a last line that is torn. To find where to cut,
-    only the file's end is read, at least BLOCK_BYTES, so damage before that part is not repaired.
+    Opening removes objects of steps after `keep_through`, and an incomplete last line. To find where to cut, the last
+    BLOCK_BYTES of the file are read, and earlier blocks only if needed. Damage in the part that is not read is not
+    repaired.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
@@ -117,7 +119,7 @@ def read_json_lines(path: Location) -> list[dict[str, Any]]:
 
 
 def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
-    """Return the last objects of a JsonLines file that are not after step `through`, oldest first.
+    """Return the last objects of a JsonLines file whose step is at most `through`, oldest first.
 
     All such objects in the last BLOCK_BYTES of the file are returned, and at least one if there is any. Older objects
     of a long file are left out, so that at most about twice BLOCK_BYTES are read. If there is no file, return an empty
@@ -131,7 +133,7 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
 
 def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
     """Return all objects of a JsonLines file if there are at most `most`. Otherwise return up to `most` objects, evenly
-    spaced, and also the last."""
+    spaced, and also the last object of the file."""
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
         stream.seek(0)
@@ -142,8 +144,8 @@ def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Writes the records of one rank: the ids of the rows that it trained on, and on rank 0 also metrics, evaluations,
-    tracker, gauges and progress.
+    """Writes the records of one rank: the ids of the rows that it trained on. Rank 0 also writes metrics and
+    evaluations (to files, the experiment tracker and Prometheus) and progress lines.
 
     `say` shows a line to the user, and `gauges` are the run's Prometheus metrics (None: not wanted). Opening removes
     the records of steps after `resume_step`, which an earlier start has left.
@@ -164,7 +166,7 @@ class RunLog:
         self._progress = Progress(max_steps=config.max_steps)
         self._gauges = gauges
         if rank == 0:
-            for path in run_directory.glob(rows_name("*")):  # truncate files of ranks that no longer exist too
+            for path in run_directory.glob(rows_name("*")):  # also cut files of ranks that no longer exist
                 if path.name not in [rows_name(other) for other in range(world_size)]:
                     JsonLines(path, keep_through=resume_step).close()
         names = [METRICS_NAME, EVALUATIONS_NAME] if rank == 0 else []
@@ -243,14 +245,14 @@ class RunLog:
 
 
 def rows_name(rank: int | str) -> str:
-    """Return the name of the file in which a rank records the rows that it trained on. `*` gives a pattern for all
-    ranks."""
+    """Return the name of the file in which a rank records the rows that it trained on. If `rank` is `*`, return a
+    pattern that matches the files of all ranks."""
     return f"rows-{rank}.jsonl"
 
 
 def row_ids(data: Step) -> list[list[int]]:
-    """Return [epoch, shard, row group, row] of every pair of a step on this rank. The shard is an index into
-    data.shard_paths."""
+    """Return a list [epoch, shard, row group, row] for every pair in `data`, this rank's part of a step. The shard is
+    an index into `data.shard_paths`."""
     return [
         ids
         for each in data.micro_batches
@@ -298,10 +300,11 @@ def _end_of_step(stream: IO[bytes], *, step: int) -> int:
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
-    """Move to the start of a whole line near the end whose step is at most `step`, and return its offset in bytes.
+    """Move `stream` to the start of a line near its end whose object has a step of at most `step`. Return the line's
+    offset in bytes.
 
-    The search goes back from the end, by BLOCK_BYTES at a time. If no such line is found, move to the start of the
-    file.
+    The search goes back from the end, by BLOCK_BYTES at a time. If no such line is found, move to the start of the file
+    and return 0.
     """
     place = stream.seek(0, os.SEEK_END)
     while place > BLOCK_BYTES:
@@ -316,7 +319,8 @@ def _seek_before(stream: IO[bytes], *, step: float) -> int:
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield lines and their objects up to the first damaged line (torn, or left unwritten by a power cut)."""
+    """Yield each line and its object, up to the first damaged line. A damaged line is one that is incomplete, for
+    example after a power cut."""
     for line in lines:
         try:
             record = json.loads(line)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a run through Ray, under names such as ray_cloze_loss.
+"""Give the metrics of a run to Prometheus through Ray, under names such as ray_cloze_loss.
 
 On each node, Ray's agent serves the values that the node's processes set. Rank 0 sets the metrics of the steps, and the
 driver counts restarts. The tag `run` is the whole output path, because the last folders of several paths may have the

@@ -29,11 +29,12 @@ class Tracker(Protocol):
         """Record the numbers of a step."""
 
     def close(self) -> None:
-        """Flush and close the tracker. A later start may continue the same run in it."""
+        """Flush and close the tracker. A later start of the run may open it again and continue."""
 
 
 def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int) -> Tracker | None:
-    """Return the tracker that the config names, or None for `none`. Raises ConfigError if its package is missing.
+    """Return the tracker that the config names, or None if the config says `none`. Raises ConfigError if its package is
+    missing.
 
     `resume_step` is the step of the checkpoint from which the run continues (0: a new run).
     """
@@ -51,7 +52,8 @@ def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int
 
 
 class TensorBoard:
-    """Writes scalars to RUN/tensorboard. Scalars that an earlier start wrote past the resumed step are hidden."""
+    """Writes scalars to RUN/tensorboard. If the run resumes from a checkpoint, the scalars that an earlier start wrote
+    for later steps are hidden."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -91,8 +93,8 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers. Numbers that an earlier start logged for steps after the checkpoint stay, because the
-        service cannot remove them."""
+        """Log the numbers. Numbers that an earlier start of the run logged for steps after the resumed checkpoint stay,
+        because the service cannot remove them."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:

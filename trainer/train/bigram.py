@@ -1,7 +1,7 @@
 """Predict a masked token from its two neighbours. A model that reads context must beat this baseline.
 
 The prediction uses counts of adjacent tokens in a sample of the training rows. To count, each process reads about
-SAMPLE_TOKENS tokens, once per data set. With a vocabulary of 30,522 this took one second and 250 MB.
+SAMPLE_TOKENS tokens, once per data set. With a vocabulary of 30,522 tokens, the counting took one second and 250 MB.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def count_bigrams(
     """Return the Bigrams counted in the training rows of the data set in folder `data`.
 
     If the rows have more than `max_tokens` tokens, only a random sample of row groups is counted: as many as it takes
-    to reach `max_tokens`. `unigram` is as in Bigrams. Raises RowGroupError if a row group cannot be read. With
-    `skip_corrupt`, that row group is left out instead.
+    to reach `max_tokens`. `unigram` holds the natural logarithm of each token's probability, [vocabulary size]. Raises
+    RowGroupError if a row group cannot be read. If `skip_corrupt`, a row group that cannot be read is left out instead.
     """
     shards = manifest.shards_of("train")
     groups = [(shard, index) for shard in shards for index in range(len(shard.row_group_rows))]

@@ -63,8 +63,9 @@ def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Tra
 
     If `resume_from` is a run directory, this is the newest checkpoint there that verifies. `saved` is the config that
     this run stored when it began (None: it has not begun). If this run has begun, nothing is verified. The checkpoint
-    in `saved` is then kept if `resume_from` names this checkpoint or its run directory; otherwise the config is
-    returned unchanged. Raises ConfigError if there is no checkpoint or it does not verify.
+    in `saved` is then used again, if `resume_from` names this checkpoint or the run directory that holds it. If
+    `resume_from` names anything else, the config is returned unchanged. Raises ConfigError if there is no checkpoint or
+    it does not verify.
     """
     given = config.resume_from
     if given is None:
@@ -183,12 +184,13 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows for the checkpoint `resume_from`, an older one that does not record these facts.
+    """Return facts about the rows that the checkpoint `resume_from` was trained on, in the form of
+    CheckpointState.rows. Call this for a checkpoint of an earlier version, which does not record these facts.
 
     The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
     "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these data sets is
-    lost, or if the weights came from model.initialize_from, the answer assumes the longest rows that the model
-    accepts, and next-sentence labels.
+    lost, or if the weights came from model.initialize_from, the longest rows that the model accepts and next-sentence
+    labels are assumed.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -203,8 +205,9 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
     """Return `phase`, a phase of the source run, and the manifest of its data set.
 
-    If one of the branch's `phases` uses the same data set, the path in that phase is used. Raises
-    DataSetError if the data set's hash is not `data_hash`. An empty `data_hash` allows any data set.
+    `phases` are the phases of the branch. If one of them uses the same data set, the returned phase has the path from
+    there, because the data set may have moved. Raises DataSetError if the data set's hash is not `data_hash`. An empty
+    `data_hash` allows any data set.
     """
     for each in phases:
         if each.manifest.hash == data_hash:
@@ -223,7 +226,8 @@ def begin_branch(
     """Load the checkpoint `resume_from` into the engine, commit its state as this run's first checkpoint, and return
     the state.
 
-    Collective. Raises CheckpointError, on all ranks, if the checkpoint is damaged or does not fit the model.
+    All ranks must call this together (collective). Raises CheckpointError, on all ranks, if the checkpoint is damaged
+    or does not fit the model.
     """
     source = locate(str(config.resume_from))
     trouble = verify_together(source, engine=engine)
@@ -252,8 +256,9 @@ def _check_vocabulary(
 ) -> None:
     """Raise ConfigError if the checkpoint `source` was trained with another vocabulary than that of `phases`.
 
-    If an older checkpoint does not record its vocabulary, raise ConfigError also if its data set cannot be read.
-    `state` is the checkpoint's state, and `before` is the config of the run that wrote it.
+    Checkpoints of earlier versions do not record their vocabulary, so the vocabulary is read from their data set. If
+    that data set cannot be read, ConfigError is raised too. `state` is the checkpoint's state, and `before` is the
+    config of the run that wrote it.
     """
     manifest = phases[0].manifest
     trained: dict[str, Any] = state.rows
@@ -278,7 +283,7 @@ def _check_vocabulary(
 def branch_command(config: TrainerConfig, *, before: int) -> str:
     """Return a shell command that continues this run as a new run, with half the learning rate.
 
-    The new run starts from the newest checkpoint before step `before`.
+    The new run starts from the newest checkpoint before step `before`, or from step 0 if there is no such checkpoint.
     """
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0

@@ -133,7 +133,7 @@ class DivergenceGuard:
     def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
         """Return the error that ends the run, because the rollback `back` is not possible.
 
-        The message gives the reason, `why`, and a command that continues in a new output.
+        The message gives the reason, `why`, and a command that continues the run in a new output directory.
         """
         rows = locate(config.output, BAD_STEPS_NAME)
         return DivergenceError(
@@ -160,8 +160,8 @@ def note_bad_step(
 ) -> None:
     """Append a record of a bad step and its rows to bad_steps.jsonl in the run directory, and sync the file to disk.
 
-    `rows` holds (epoch, index into `shards`, row group, row) for each row that a rank read in the step. `shards` holds
-    the paths of the shards within the data set.
+    `rows` holds (epoch, index into `shards`, row group, row) for each row that any rank read in the step. `shards`
+    holds the paths of the shards within the data set.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
     for of_epoch, shard, row_group, row in rows:

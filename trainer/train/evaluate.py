@@ -32,7 +32,8 @@ UNIGRAM_SMOOTHING = 1.0
 
 
 class Evaluator:
-    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has none.
+    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has no held-out
+    rows.
 
     `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0.
     """
@@ -52,7 +53,8 @@ class Evaluator:
         return every is not None and step % every == 0
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
-        """Evaluate the weights after `step` steps. Return the result, which is the same on every rank. Collective."""
+        """Evaluate the weights after `step` steps. Return the result, which is the same on every rank. All ranks must
+        call this together (collective)."""
         if self._bigrams is None:
             skip = self._config.ingest.skip_corrupt
             self._bigrams = count_bigrams(
@@ -138,8 +140,8 @@ class SourceSums:
 
 
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the element-wise sum of `counts` over all ranks. The sum also replaces the content of `counts`.
-    Collective."""
+    """Return the element-wise sum of `counts` over all ranks. The sum also replaces the content of `counts`. All ranks
+    must call this together (collective)."""
     total = torch.from_numpy(counts)
     dist.all_reduce(total)
     return total.numpy()

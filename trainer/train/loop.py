@@ -31,7 +31,7 @@ from trainer.train.link import Link
 from trainer.train.prefetch import RunFeed
 
 LEAST_JUDGED_STEPS = 100
-"""Least number of steps of a run that gets an extra evaluation after a tenth of its steps."""
+"""A run of at least this number of steps gets an extra evaluation after a tenth of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +113,17 @@ def phase_of(context: TrainContext, step: int) -> int:
 
 def check_compiled(context: TrainContext, step: int) -> None:
     """Raise ConfigError if the compiled and the eager model give different losses or gradients on the first micro-batch
-    of `step`. Collective."""
+    of `step`. All ranks must call this together (collective)."""
     config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
     check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate the weights after `step`, and record the result. Collective.
+    """Evaluate the weights after `step`, and record the result. All ranks must call this together (collective).
 
-    Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of token frequencies
-    alone.
+    Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of the unigram baseline,
+    which knows only token frequencies.
     """
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
@@ -154,8 +154,9 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
     """Return the evaluator of the phase of `step` if an evaluation is due after `step`, otherwise None.
 
-    An evaluation is due as evaluation.every_steps says, after a tenth of the run (unless the run is shorter than
-    LEAST_JUDGED_STEPS), and at the end of each phase. The phase must have held-out rows.
+    Evaluations are due at the steps that evaluation.every_steps gives and at the end of each phase. If the run has at
+    least LEAST_JUDGED_STEPS steps, an evaluation is also due after a tenth of them. A phase without held-out rows has
+    no evaluations.
     """
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
@@ -165,7 +166,7 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate before the first training step of this start of the run, if that is asked for or was missed.
+    """Evaluate before the first training step of this start of the run, if an evaluation is asked for or was missed.
 
     `step` is the last step done. If the run is new and evaluation.at_start is set, evaluate the initial weights. If the
     run stopped after `step`, before the evaluation that was due then, evaluate now.
@@ -179,7 +180,7 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane (one of the streams of rows that the ranks share).
+    """Make one update from one micro-batch of every lane. Lanes are the streams of rows that the ranks share.
 
     `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
     finite, no rank applies the update. Returns this rank's data, the metrics, the fault (None: a good step), and
@@ -257,7 +258,8 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. Collective.
+    """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. All ranks must call this together
+    (collective).
 
     `data` is this rank's part of the step. Raises RollBack if this step is the last of guard.max_bad_steps bad steps in
     a row.

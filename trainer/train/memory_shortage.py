@@ -49,8 +49,8 @@ def memory_shortage_explained(config: TrainerConfig, *, rank: int, device: torch
 def find_shortage(error: BaseException) -> BaseException | None:
     """Return the out-of-memory error that `error` is or wraps. Return None if there is none.
 
-    The search follows the causes of `error`, but not beyond a ValueError or OSError, even if an out-of-memory error was
-    being handled when the ValueError or OSError was raised.
+    The search follows the chain of errors that led to `error`. It ends at a ValueError or OSError, because such an
+    error counts as the problem itself, even if it was raised while an out-of-memory error was being handled.
     """
     seen: set[int] = set()
     node: BaseException | None = error
@@ -66,7 +66,8 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
-    """Return a line that says how much memory was requested, in use and present, and which settings reduce the need.
+    """Return a line that says how much memory was requested, how much is in use, how much the device has, and which
+    settings reduce the need.
 
     `error` is an out-of-memory error on this worker, which has the rank `rank` and the device `device`.
     """

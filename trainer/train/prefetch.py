@@ -53,7 +53,8 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective.
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. All ranks must call this
+        together (collective).
 
         A second call before next_step does nothing.
         """
@@ -64,15 +65,15 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
-        Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later. All
+        ranks must call this together (collective)."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Return a micro-batch as tensors on the device, with constant shapes on GPUs. None becomes a dummy
-        pair of weight zero."""
+        """Return a micro-batch as tensors on the device, with constant shapes on GPUs. None (an empty micro-batch)
+        becomes a placeholder pair that adds nothing to losses and gradients."""
         first, self._first = self._first, None
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
@@ -121,7 +122,8 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective.
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. All ranks must call this
+        together (collective).
 
         A second call before next_step does nothing.
         """
@@ -132,8 +134,8 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later.
-        Collective."""
+        """Return the first micro-batch of the next step ahead of time. next_step still returns that step later. All
+        ranks must call this together (collective)."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 

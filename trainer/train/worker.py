@@ -70,7 +70,8 @@ def run_share(
     reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
-    """Do what `work` does, in a process that set_up_process has prepared. Return the outcome."""
+    """Train this rank's share of the run as `work` describes, in a process that set_up_process has prepared. Return the
+    outcome."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
     rank, world_size = place.rank, place.world_size
@@ -142,7 +143,7 @@ def run_share(
         )
         lines = [describe_start(config, place=place, device=device, start=start)]
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
-        if world_size != config.workers:  # otherwise the checks before the start showed them
+        if world_size != config.workers:  # with the configured number, the user has seen these lines already
             lines += phases[start.phase].describe_empty(world_size)
         for line in lines:
             log.say(line)
@@ -177,8 +178,8 @@ def go_back(
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
     If there is no checkpoint from before them, the newest is restored. The commit records which steps are now skipped.
-    So a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state.
-    Collective. Raises DivergenceError if there is no checkpoint.
+    So a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state. All ranks
+    must call this together (collective). Raises DivergenceError if there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -261,7 +262,8 @@ def build_engine(
 
     If the run has not `begun` (has no checkpoints) and model.initialize_from is set, the weights come from there. The
     facts are then {"longest": tokens of the longest row, "next_sentence": whether the weights can predict next
-    sentences}, as in CheckpointState.rows. Otherwise the weights are random, and the facts are {}.
+    sentences}, as in CheckpointState.rows. Otherwise the weights are random (if the run has begun, a checkpoint
+    replaces them later), and the facts are {}.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data

@@ -103,13 +103,13 @@ def test_words_cut_by_masks(copied: Path) -> None:
 
 def test_pieces_of_a_word_drawn_apart(copied: Path) -> None:
     def plant(rows: Rows) -> None:
-        row = rows[4]
-        for position, token in zip(row["masked_positions"][0], row["masked_inputs"][0], strict=True):
-            word = next(word for word in pieces_of(row) if position in word)
-            if len(word) == 3 and token == MASK:
-                at = row["masked_positions"][0].index(word[1])
-                row["masked_inputs"][0][at] = row["input_ids"][word[1]]
-                return
+        for row in rows:
+            for position, token in zip(row["masked_positions"][0], row["masked_inputs"][0], strict=True):
+                word = next(word for word in pieces_of(row) if position in word)
+                if len(word) == 3 and token == MASK:
+                    at = row["masked_positions"][0].index(word[1])
+                    row["masked_inputs"][0][at] = row["input_ids"][word[1]]
+                    return
         raise AssertionError
 
     edit_rows(copied, plant)

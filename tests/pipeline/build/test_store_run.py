@@ -131,13 +131,13 @@ def test_logs_of_ranks_that_are_no_more_are_cut_by_the_first(bucket: str, tmp_pa
     storage.write_bytes(f"{output}/metrics.jsonl", b'{"step": 1}\n')
     ranks = [RunFiles(output, rank=rank, world_size=2, working_folder=str(tmp_path / str(rank))) for rank in (0, 1)]
     for files in ranks:
-        files.bring()
+        files.fetch_logs()
     names = [sorted(path.name for path in files.folder.iterdir()) for files in ranks]
     assert names == [["metrics.jsonl", "rows-0.jsonl", "rows-2.jsonl"], ["rows-1.jsonl"]]
     for files in ranks:
         for path in files.folder.iterdir():
             path.write_bytes(b"")
-        files.send()
+        files.make_durable()
     assert {file.name: file.size for file in storage.list_files(output)} == dict.fromkeys(
         ["metrics.jsonl", "rows-0.jsonl", "rows-1.jsonl", "rows-2.jsonl"], 0
     )
@@ -149,10 +149,10 @@ def test_nothing_is_sent_without_the_lease(bucket: str, tmp_path: Path) -> None:
     holder = take(run, timeout_s=60, say=print, stop=StopRequest())
     for token, allowed in ((holder.token, True), ("another", False)):
         files = RunFiles(run, working_folder=str(tmp_path / token), lease_token=token)
-        files.bring()
+        files.fetch_logs()
         (files.folder / "metrics.jsonl").write_text(token)
         with nullcontext() if allowed else pytest.raises(LeaseError, match="this command lost its lease"):
-            files.send()
+            files.make_durable()
     assert storage.read_bytes(f"{run}/metrics.jsonl").decode() == holder.token
     writer = make_writer(run, token="another", files=files)
     writer.save(1, plan_state={})

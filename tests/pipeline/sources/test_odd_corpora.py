@@ -152,13 +152,13 @@ def test_the_shortest_rows(tokenizer, next_sentence, length):
 
 
 def test_documents_of_one_word_only(tokenizer):
-    """No document has a next sentence: every label is not next, and every word is a target."""
+    """No document has a next sentence: no row has a label, and every word is a target."""
     documents = [fill([[1]], name=name, unknown=1, spread=60) for name in range(50)]
     config = make_config(max_seq_length=8, max_predictions=2, masks_per_pair=16)
     findings, count = audit_rows(documents, config=config, tokenizer=tokenizer)
     assert found(findings) == {}
     assert count == 50
-    assert set(Instances(documents, config=config, tokenizer=tokenizer).pairs.label.tolist()) == {1}
+    assert set(Instances(documents, config=config, tokenizer=tokenizer).pairs.label.tolist()) == {-1}
 
 
 def test_nothing_but_unknown_words(tokenizer):

@@ -1,4 +1,5 @@
-"""AdamW over one flat partition in one pass: clipping, moments, decay, fp32 weights and their bf16 or fp16 copy.
+"""AdamW over one flat partition (a rank's share of the weights) in one pass: clipping, moments, decay, fp32 weights and
+their bf16 or fp16 copy.
 
 torch's fused AdamW needs fp32 gradients and does not make the copy. Converting and copying separately would add half as
 much memory traffic again for BERT-Large. The host computes the bias corrections, because it knows the step.
@@ -20,7 +21,7 @@ def adamw_kernel(
     weight_ptr, exp_avg_ptr, exp_avg_sq_ptr, gradient_ptr, model_weight_ptr, divisor_ptr, skip_ptr,
     rate, inverse_root, shrink, beta1, beta2, epsilon, numel, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update one block of elements. Writes nothing if *skip_ptr is not zero."""
+    """Take the AdamW step of `update` for one block of elements. Write nothing if *skip_ptr is not zero."""
     if tl.load(skip_ptr) == 0.0:
         places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = places < numel

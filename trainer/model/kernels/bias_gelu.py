@@ -2,8 +2,8 @@
 
 Computing erf would take longer than moving the numbers. Here 1 - Phi is a polynomial of 1 / (1 + p x) times exp(-x^2 /
 2) (Abramowitz and Stegun 7.1.26) with an error of at most 3e-7, and the gradient needs the same exponential. The same
-pass sums the gradient over the rows, in a fixed order. This sum is the gradient of the bias. So the widest tensor of a
-layer is not read again for it.
+pass sums the gradient over the rows, in a fixed order. This sum is the gradient of the bias, so the widest tensor of a
+layer is not read again to compute it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def gelu_backward_kernel(
     x_ptr, upstream_ptr, gradient_ptr, sums_ptr, num_rows, num_columns,
     TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of x for ROWS rows of BLOCK_N columns, and the gradient's sums over these rows (fp32)."""
+    """Write the gradient of x for ROWS rows of BLOCK_N columns, and the gradient's sum over these rows in each column
+    (fp32)."""
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(0) * ROWS
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

@@ -22,7 +22,7 @@ def cross_entropy_kernel(
     logits_ptr, bias_ptr, labels_ptr, weights_ptr, losses_ptr, correct_ptr, num_columns, gradient_scale,
     BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Write one row's weighted loss, and as `correct` the row's weight if the label is the argmax, otherwise 0.
+    """Write a row's weighted loss. Write the row's weight to `correct_ptr` if the label is the argmax, otherwise 0.
 
     Among equal logits the first is the argmax. If GRADIENT, the gradient times `gradient_scale` replaces the logits.
     """
@@ -70,7 +70,8 @@ def forward_and_gradient(
     gradient_scale: float | None,
     tiles: dict[str, Any] | None = None,
 ) -> None:
-    """Write rows' weighted losses into `losses`, and their weights, or 0 for wrong predictions, into `correct`.
+    """Write each row's weighted loss into `losses`. Write the row's weight into `correct` if the prediction is right,
+    else 0.
 
     bias [V] is added to logits [N, V] in fp32. labels are int64 [N] in 0..V-1; weights, losses and correct are fp32
     [N]; all tensors are contiguous. The gradient of the sum of losses, times `gradient_scale`, replaces the logits. If

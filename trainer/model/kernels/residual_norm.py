@@ -23,7 +23,7 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 
 @triton.jit
 def _keys(seeds_ptr, rows, columns):
-    """Return uint32 keys of rows (or of one row) and of columns.
+    """Return uint32 keys (hashes for dropout) of `rows`, or of one row, and of `columns`.
 
     The product of a row's key and a column's key, as int32, is the random number that decides about dropout.
     """
@@ -37,7 +37,8 @@ def norm_forward_kernel(
     num_rows, num_columns, epsilon, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Write LayerNorm(residual + dropout(branch)) of BLOCK_M rows, and each row's mean and inverse deviation (fp32)."""
+    """Write LayerNorm(residual + dropout(branch)) of BLOCK_M rows. Also write each row's mean and inverse standard
+    deviation (fp32)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     row_ok, column_ok = rows < num_rows, columns < num_columns
@@ -123,9 +124,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute LayerNorm(residual + dropout(branch)).
 
-    Returns the norm, in branch's shape, and the mean and inverse standard deviation of each row, fp32 [rows].
-    branch and residual are [rows, columns], weight and bias [columns]. seeds are int32, of which the first two are
-    used. All tensors are contiguous. `tiles` replaces the launch settings FORWARD_TILES.
+    Returns the LayerNorm's result in branch's shape, and each row's mean and inverse standard deviation, both fp32
+    [rows]. branch and residual are [rows, columns], weight and bias [columns]. seeds are int32, of which the first two
+    are used. All tensors are contiguous. `tiles` replaces the launch settings FORWARD_TILES.
     """
     tiles = tiles or FORWARD_TILES
     rows, columns = branch.shape

@@ -3,8 +3,8 @@
 One program takes a tile of queries (or of keys) in one head of one sequence and walks over the keys (or queries), with
 online softmax as in FlashAttention 2 (Dao 2023). Backward has no helper kernels: one pass computes dQ and dO.O, and a
 second pass dK and dV. So there are no atomic additions, and the result is deterministic. The dropout mask is a function
-of (seed, head, token, column). It takes one 32-bit product of a row key and a column key, which backward recomputes.
-Scores are in units of log2, so that exp2 needs no extra product.
+of (seed, head, token, column). Each element of the mask takes one 32-bit product of a row key and a column key, which
+backward recomputes. Scores are in units of log2, so that exp2 needs no extra product.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def attention_backward_q_kernel(
     scale, final_scale, keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write dQ of a tile of queries, and delta = keep * rowsum(dO * O), which attention_backward_kv_kernel reads."""
+    """Write dQ of a tile of queries, and delta = keep * rowsum(dO * O), where `keep` is the probability of keeping a
+    weight. attention_backward_kv_kernel reads delta."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
