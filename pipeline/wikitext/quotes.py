@@ -26,8 +26,9 @@ def remove_quotes(line: str) -> str:
 
 
 def _odd_mark(line: str) -> int:
-    """Return the start of the ''' that is read as ' and '', or -1 if there is no '''. A ''' right after a one-letter
-    word is chosen first, then a ''' right after a longer word, then any other."""
+    """Return the offset of the ''' that MediaWiki reads as an apostrophe and an italic mark, or -1 if the line has no
+    '''. The first ''' right after a one-letter word is chosen. If there is none, it is the first right after a longer
+    word, or else the first of all."""
     best, best_rank = -1, 9
     for found in _QUOTES.finditer(line):
         if len(found.group()) != 3:
