@@ -230,6 +230,11 @@ class BuildResult:
         """Return the number of rows of the whole data set by next-sentence label (-1 for rows without a label)."""
         return sum((tally.labels for tally in self.tallies.values()), Counter())
 
+    def unknown_share(self) -> float:
+        """Return the share of [UNK] among the tokens of all documents, or 0 if there are none."""
+        tokens = sum(tally.document_tokens for tally in self.tallies.values())
+        return sum(tally.unknown for tally in self.tallies.values()) / max(1, tokens)
+
 
 def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
     """Return the sum of `tallies`. If there are no tallies, all its counts are zero."""

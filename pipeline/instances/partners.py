@@ -6,7 +6,7 @@ as much text must follow the partner's place as the chunk's own. A place is the 
 segment B begins at the chunk's own place (NEXT) or at the partner's place (NOT_NEXT). B is never longer than the text
 that follows either of the two places. So A, the places and the lengths of B have the same distribution for both labels.
 A chunk without a partner gives a row without a label. This happens if one document has more than half of its source's
-text in a bucket.
+text in a bucket, or if the documents repeat the same lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from pipeline.instances.segments import (
 
 ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpaired"
 """The reasons why a row has one segment and no label. ALONE: the bucket has no other document of the row's source.
-UNPAIRED: all places of other documents that are followed by about as much text are partners of other chunks."""
+UNPAIRED: of the places in other documents that are followed by about as much text, all are partners of other chunks or
+have the text that truly follows."""
 _BLOCK = 32
 """Number of places in a block. The places of a source are sorted by the number of tokens that follow them, and divided
 into blocks. A chunk's partner is drawn from the block of the chunk's own place."""
@@ -46,7 +47,6 @@ _ROUNDS, _LATER_ROUNDS = 12, 3
 places, and _LATER_ROUNDS the number in each larger size of blocks."""
 
 Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Chunk(NamedTuple):
@@ -77,9 +77,6 @@ class Partners:
     length: Int64s
     """The number of tokens that the second segment B should have at least: Chunk.length, or fewer if fewer tokens
     follow the partner's place."""
-    repeats: Bools
-    """True if the chunk got no partner and a place that was tried has exactly the text of the true next segment. Such a
-    pair is NEXT."""
 
 
 def cut_chunks(
@@ -135,23 +132,21 @@ def pair_chunks(
     """
     partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
     rng, drawn_for = random.Random(0), -1
-    lengths, others, repeats = partners.length.tolist(), partners.chunk.tolist(), partners.repeats.tolist()
-    for chunk, length, other, repeated in zip(chunks, lengths, others, repeats, strict=True):
+    for chunk, length, other in zip(chunks, partners.length.tolist(), partners.chunk.tolist(), strict=True):
         index = chunk.document
         if not takes_part[index]:
             continue
         if index != drawn_for:
             rng, drawn_for = draws.stream(seed, "fit", corpus.documents[index].id, pass_number), index
-        if other < 0 and not repeated:
+        if other < 0:
             stop = chunk.split if chunk.negative and chunk.split < chunk.stop else chunk.stop
             alone = units_segment(corpus, index, chunk.first, stop)
             yield Pair(fit_one(corpus, alone, room=room + 1, rng=rng), None, NO_LABEL), chunk.ordinal
             continue
-        negative = chunk.negative and not repeated
-        second = _take_units(corpus, chunks[other] if negative else chunk, length=length)
+        second = _take_units(corpus, chunks[other] if chunk.negative else chunk, length=length)
         first = units_segment(corpus, index, chunk.first, chunk.split)
         first, second = fit_two(corpus, first, second, room=room, whole_words=True, rng=rng)
-        yield Pair(first, second, NOT_NEXT if negative else NEXT), chunk.ordinal
+        yield Pair(first, second, NOT_NEXT if chunk.negative else NEXT), chunk.ordinal
 
 
 def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
@@ -182,7 +177,7 @@ def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed:
     numbers = (np.full(count, pass_number), ordinal)
     keys = draws.row_keys(seed, "partners", ids=names[document], numbers=numbers)
     sources = np.array([each.source for each in corpus.documents], np.int64)[document]
-    partners = Partners(np.full(count, -1, np.int64), length.copy(), np.zeros(count, np.bool_))
+    partners = Partners(np.full(count, -1, np.int64), length.copy())
     for source in np.unique(sources).tolist():
         members = np.flatnonzero((sources == source) & (split < stop))
         if members.size:
@@ -219,16 +214,14 @@ def _choose_in_source(
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
     tokens = np.array([ids[corpus.bounds[chunk.document][chunk.split]] for ids, chunk in places], np.int64)
     block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
-    repeated = np.zeros(order.size, np.bool_)
 
-    def is_fit(mine: Int64s, theirs: Int64s) -> Bools:
+    def is_fit(mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
         shorter, longer = np.minimum(reach[mine], reach[theirs]), np.maximum(reach[mine], reach[theirs])
-        fit: Bools = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
+        fit: npt.NDArray[np.bool_] = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
         for spot in np.flatnonzero(fit & (tokens[mine] == tokens[theirs])).tolist():
             own, other = int(mine[spot]), int(theirs[spot])
             length = int(min(reach[other], wanted[own]))
-            if _same_text(corpus, chunks[order[own]], chunks[order[other]], length=length):
-                fit[spot], repeated[own] = False, True
+            fit[spot] = not _same_text(corpus, chunks[order[own]], chunks[order[other]], length=length)
         return fit
 
     partner, waiting = np.arange(order.size), np.arange(order.size)
@@ -260,7 +253,6 @@ def _choose_in_source(
     found = np.flatnonzero(is_done)
     partners.chunk[order[found]] = order[partner[found]]
     partners.length[order[found]] = np.minimum(reach[partner[found]], wanted[found])
-    partners.repeats[order[waiting]] = repeated[waiting]
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:

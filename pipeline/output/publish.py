@@ -82,19 +82,19 @@ def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
     total = labels[NEXT] + labels[NOT_NEXT]
     if config.next_sentence != "none" and not total and labels.total():
         raise ValueError(
-            f"none of the {labels.total():,} rows has a next-sentence label: no document has a next sentence, or none "
-            "has another document of its source in its shard; check what ends a document in the sources (a blank line "
-            "after every sentence?), give more documents or fewer shards, or set next_sentence=none"
+            f"none of the {labels.total():,} rows has a next-sentence label: no document has a next sentence, none has "
+            "another document of its source in its shard, or all repeat the same text "
+            f"({100 * result.unknown_share():.1f}% of it is [UNK]); check what ends a document in the sources (a blank "
+            "line after every sentence?) and the vocabulary's language, give more documents or fewer shards, or set "
+            "next_sentence=none"
         )
     _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
         found = f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected)"
         if labels[NOT_NEXT] / total < low:
-            unknown = sum(tally.unknown for tally in result.tallies.values())
-            tokens = sum(tally.document_tokens for tally in result.tallies.values())
             raise ValueError(
                 f"{found}: other documents often continue with the same text, because the text repeats itself or "
-                f"{100 * unknown / max(1, tokens):.1f}% of it is [UNK]; check the vocabulary's language and the "
+                f"{100 * result.unknown_share():.1f}% of it is [UNK]; check the vocabulary's language and the "
                 "sources, or set next_sentence=none; not_next_bounds=[0,1] builds it anyway"
             )
         raise ValueError(

@@ -81,10 +81,10 @@ def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> li
         names = sorted({name for reason in (ALONE, UNPAIRED) for name, _ in result.left_out.examples.get(reason, ())})
         found.append(
             f"{unlabelled:,} of {rows:,} rows have one segment and no next-sentence label: {notes[ALONE]:,} are of a "
-            f"document that is alone of its source in its shard, and for {notes[UNPAIRED]:,} no place for a wrong next "
-            "sentence was left in other documents of the source, since each place is used once (such as "
-            f"{', '.join(names)}); give fewer shards or more documents, set unit: chapter for books, or "
-            "next_sentence=none"
+            f"document that is alone of its source in its shard, and for {notes[UNPAIRED]:,} no wrong next was left "
+            "in other documents of the source, since each place is used once and none repeats what truly follows "
+            f"(such as {', '.join(names)}); give fewer shards or more documents, set unit: chapter for books, remove "
+            "lines that repeat, or set next_sentence=none"
         )
     return found
 
