@@ -1,8 +1,8 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node
-are started by one process `ray start --block` each. All other processes are children of these processes. So the command
-to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node run
+as a process `ray start --block`. Every other process of the cluster is a child of one of these processes. So the
+command to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations

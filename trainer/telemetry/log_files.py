@@ -91,7 +91,7 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _fetch_tracker_files(self, stored: set[str]) -> None:
-        """Fetch MLflow's files, because MLflow continues them. The other trackers write new files at each start.
+        """Fetch MLflow's files from the store, because MLflow continues them. Other trackers start new files.
 
         `stored` holds the names of the files in the run directory on the store, without those in its subfolders.
         """

@@ -317,8 +317,8 @@ def _seek_before(stream: IO[bytes], *, step: float) -> int:
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line with its JSON object, and stop before the first damaged line. A line is damaged if it has no end
-    or no object with a step, for example after a power cut."""
+    """Yield each line with its JSON object, and stop before the first damaged line. A line is damaged if it does
+    not end in a newline or holds no object with a step, for example after a power cut."""
     for line in lines:
         try:
             record = json.loads(line)

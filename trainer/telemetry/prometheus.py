@@ -92,7 +92,7 @@ class Gauges:
 
 
 class RestartCount:
-    """Counts how often a run's workers are started again. The driver (the process that starts them) counts."""
+    """Counts how often the driver (the process that starts a run's workers) starts the workers again."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}

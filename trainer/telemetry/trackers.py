@@ -1,8 +1,8 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow, or none (`logging.tracker`).
 
-Only rank 0 has a tracker. A resumed run continues in the same place under the same name. If an earlier start recorded
-steps after the checkpoint, a tracker that can hide these records does so. The trackers' packages are imported when
-needed; `pip install '.[trackers]'` installs them.
+Only rank 0 has a tracker. A resumed run continues in the same place under the same name. An earlier start may have
+recorded steps after the checkpoint from which the run resumes. A tracker that can hide these records does so. The
+trackers' packages are imported when needed; `pip install '.[trackers]'` installs them.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers of a step. If an earlier start of the run logged steps after the checkpoint, their numbers
-        stay, because the service cannot remove them."""
+        """Log the numbers of a step. Numbers that an earlier start of the run logged cannot be removed from the
+        service. So they stay, even for steps after the checkpoint from which the run resumes."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:

@@ -64,9 +64,9 @@ def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Tra
     If `resume_from` names a run directory, the newest checkpoint there that verifies is used. Raises ConfigError if
     there is no checkpoint or it does not verify.
 
-    `saved` is the config that this run stored when it began (None: the run has not begun). A run that has begun keeps
-    the checkpoint that `saved` names, without verifying it again, if `resume_from` names this checkpoint or its run
-    directory. If `resume_from` names anything else, the config is returned unchanged.
+    `saved` is the config that this run stored when it began (None: the run has not begun). If the run has begun, and
+    `resume_from` names the checkpoint in `saved` or the run directory with this checkpoint, this checkpoint is used
+    without verifying it again. If `resume_from` names anything else, the config is returned unchanged.
     """
     given = config.resume_from
     if given is None:
@@ -129,9 +129,9 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
     """Return what a branch (a run that starts from another run's checkpoint) takes over from the checkpoint's `state`.
 
-    The step count continues. If one of `phases`, the branch's phases, has the checkpoint's plan (order of the data),
-    the position in the data continues too, and the divergence guard keeps its recent losses and the steps to skip.
-    Otherwise the data and the guard start over.
+    `phases` are the phases of the branch. The step count continues. If one of the phases reads the data in the same
+    order as the checkpoint's run, its position in the data continues too. The divergence guard then keeps its recent
+    losses and the steps to skip. Otherwise the data and the guard start over.
     """
     source_state = PlanState.from_tree(state.plan_state)
     begun = source_state.step - source_state.phase_step
@@ -224,8 +224,8 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
-    """Load the checkpoint `resume_from` into the engine, commit its state as this run's first checkpoint, and return
-    the state.
+    """Load the checkpoint `resume_from` into the engine. Commit the state with which the branch starts as this run's
+    first checkpoint, and return this state.
 
     All ranks must call this together (collective). Raises CheckpointError, on all ranks, if the checkpoint is damaged
     or does not fit the model.

@@ -63,8 +63,8 @@ class TrainContext:
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. A checkpoint of the returned step has been committed. Raises
-    RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
+    Evaluates as configured and at the end of each phase. Before this function returns, it commits a checkpoint of the
+    last step. Raises RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -247,7 +247,8 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step."""
+    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step, but holds the
+    counts of all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
