@@ -1,4 +1,4 @@
-"""Prints what the published training recipe costs on AWS and Google Cloud: `python -m cluster.costs`.
+"""Prints what training BERT-Large by the published recipe costs on AWS and Google Cloud: `python -m cluster.costs`.
 
 The costs are extrapolated from one H200 (bench/trainer.md). Communication between nodes was not measured, so hours and
 prices are lower bounds.
@@ -21,7 +21,7 @@ long as those from Wikipedia."""
 
 
 def hours_of(group: Group) -> float:
-    """Return the hours that the published training recipe takes on all `max_nodes` nodes of the group."""
+    """Return the hours that training BERT-Large by the published recipe takes on all `max_nodes` nodes of the group."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 

@@ -1,8 +1,8 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are started as
-one process `ray start --block`, and all their other processes are children of it. So the command to stop ends exactly
-the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node run
+as a process `ray start --block`. Every other process of the cluster is a child of one of these processes. So the
+command to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
 MAX_CLOCK_CORRECTION_S = 60.0
-"""If two start times of a process id differ by less than this number of seconds, the process counts as the same, and
-the difference as a correction of the clock. A new process gets the same id only much later."""
+"""A process with the recorded id counts as the recorded process if their start times differ by less than this number of
+seconds. A correction of the clock explains such a difference. A new process gets an old id only much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def read() -> LocalCluster | None:
 
 
 def end(cluster: LocalCluster) -> int:
-    """End every process of the cluster and remove its files. Return the number of processes.
+    """End every process of the cluster and remove the cluster's files. Return the number of processes ended.
 
     The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds
     are killed.

@@ -153,8 +153,8 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
 
 
 def bind_to_nodes(config: PipelineConfig) -> list[str]:
-    """Return overrides (key=value) that make a build run on the preprocessing nodes. Settings that the config gives are
-    not overridden."""
+    """Return overrides (key=value) that make a build run on the preprocessing nodes. A setting that `config` gives gets
+    no override."""
     overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
     if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
         overrides.append(f"ray.resource={PREPROCESSING}")
@@ -162,10 +162,10 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
 
 
 def submit_when_ready(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
-    """Upload `folder` and start `command` there as job `id`.
+    """Upload `folder`, and start `command` in the uploaded folder as job `id`.
 
-    While Ray has no agent to start jobs, try again for AGENT_TIMEOUT_S seconds, because the agent starts some seconds
-    after the head.
+    Ray's agent, which starts jobs, is ready only some seconds after the head. So try for up to AGENT_TIMEOUT_S seconds
+    while Ray has no agent.
     """
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:

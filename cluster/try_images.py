@@ -25,7 +25,8 @@ TRIALS = {
         ("-c", "import boto3, googleapiclient.discovery"),
     ),
 }
-"""Maps each image to its trials, which are arguments of `python`. Each command `python ARGUMENTS` must succeed."""
+"""Maps each image to the commands that must succeed with its packages. Each command is a tuple of arguments of
+`python`."""
 
 
 def list_extras(image: str) -> str:

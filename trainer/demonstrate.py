@@ -39,14 +39,14 @@ EXAMPLES = {
         "\uadf8\ub294 1902\ub144 \uc11c\uc6b8\uc5d0\uc11c [MASK].",
     ),
 }
-"""Maps a language code, as the model card of an export states it, to example texts. For other languages there is
---held-out."""
+"""Maps a language code, as the model card of an export states it, to example texts. To try a model of another language,
+use --held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
 """Number of held-out texts to try. The first NUM_SHOWN of them are shown, whether the guesses are right or wrong."""
 LETTERS = 4
-"""Least number of letters of a masked word. Shorter words are the commonest, and can be guessed without context."""
+"""Least number of letters of a masked word. Shorter words are often so common that they are guessed without context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def try_held_out(fill: FillMask, *, data: str) -> list[str]:
 
 
 def find_examples(folder: Path) -> list[str]:
-    """Return examples in the languages that the export's model card names, in English if it names none.
+    """Return example texts in the languages that the export's model card names, or in English if it names none.
 
     Raises ValueError if there are no examples for these languages.
     """

@@ -33,7 +33,7 @@ _TOKENS = 4096
 
 
 class _EvaluationEngine:
-    """The part of Engine that an Evaluator needs, for a model that is not trained."""
+    """Takes the place of an Engine in an Evaluator. It runs the model, but cannot train it."""
 
     rank, world_size = 0, 1
 
@@ -51,8 +51,8 @@ class _EvaluationEngine:
 
 
 def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
-    """Return the losses of the model in folder `model` on `max_pairs` (None: all) held-out pairs of the data set
-    `data`.
+    """Evaluate the model in folder `model` on `max_pairs` (None: all) held-out pairs of the data set `data`. Return the
+    losses and accuracies.
 
     Raises ValueError if the folder holds no model, if the model's vocabulary differs from the data set's, or if the
     model has too few positions for the rows.
@@ -82,8 +82,8 @@ def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str
 
 @contextmanager
 def _single_process_group() -> Iterator[None]:
-    """Make a torch.distributed group of this process alone inside the `with` block, because the Evaluator sums over all
-    ranks."""
+    """Make a torch.distributed group of this process alone for the `with` block, because an Evaluator sums over the
+    ranks of a group."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

@@ -47,7 +47,7 @@ KINDS = {
     "sums": ("red_fused_sum", "reduce_kernel", "per_fused_sum", "aten::sum"),
 }
 """Maps a kind of work to parts of the names of its kernels (on a CPU: its operators). A kernel belongs to the first
-kind that matches."""
+kind with a part that its name contains."""
 OTHER = "other"
 
 HELP = f"""usage: {PROGRAM} [--config FILE] [key.sub=value ...]
@@ -143,9 +143,9 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 
 @contextmanager
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
-    """Record this worker's steps inside the `with` block. The first worker then writes the trace to `folder`.
+    """Record this worker's steps inside the `with` block. At the end, the first worker writes the trace to `folder`.
 
-    Yields a link that asks the worker to stop after the last recorded step, and otherwise does what `link` does.
+    Yields a link to use in place of `link`. It also asks the worker to stop after the last recorded step.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -161,9 +161,9 @@ def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
 
 
 class _CountingLink:
-    """A worker's connection to its launcher that also advances the profiler by one step.
+    """A worker's connection to its launcher that also tells the profiler when a step ends.
 
-    It does so when the training loop asks whether to stop, which the loop does once a step.
+    The training loop asks this connection once a step whether to stop. Each time, the profiler advances by one step.
     """
 
     def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:

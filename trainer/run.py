@@ -9,8 +9,8 @@ import os.path
 import sys
 
 if not __package__:
-    # Python puts the folder of a script, trainer/, first on the path. Put the repository there instead, because Ray's
-    # workers import from the same place (in a submitted job, from the uploaded copy).
+    # Python puts the folder of this script, trainer/, first on the path. Put the repository there instead, because
+    # Ray's workers import from the repository too (in a submitted job, from the uploaded copy).
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Sequence

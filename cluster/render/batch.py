@@ -1,4 +1,4 @@
-"""Files for Slurm (`sbatch`) and SkyPilot (`sky launch`). Each runs one job, with a Ray cluster only for that job."""
+"""Files for Slurm (`sbatch`) and SkyPilot (`sky launch`). Each file runs one job on a Ray cluster of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.render.values import SkyValues, SlurmValues
 Tree = dict[str, Any]
 
 NOTICE_S = 300
-"""Slurm sends its signal this number of seconds before the job's time limit."""
+"""Seconds before the job's time limit at which Slurm sends the signal to stop."""
 
 
 def render_slurm(values: SlurmValues) -> str:

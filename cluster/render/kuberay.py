@@ -33,7 +33,7 @@ def render_cluster(values: KubernetesValues) -> Tree:
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
-    """Return a RayJob with a Ray cluster of its own, which ends with the job.
+    """Return a RayJob. It has a Ray cluster of its own, and the cluster ends when the job ends.
 
     A job that fails starts again on a new cluster, and continues from its last checkpoint or finished shard. While a
     job runs, its lease on the run directory keeps a second job out. A queue admits either all nodes of a job at once or
@@ -99,8 +99,8 @@ def cluster_spec(
 
 
 def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
-    """Return the headGroupSpec. The head runs only the drivers of jobs. From its resources, the trainer learns how far
-    `groups` (the groups of workers) may grow."""
+    """Return the headGroupSpec. The head runs only the drivers (main processes) of jobs. Its resources tell the trainer
+    how far `groups` (the groups of workers) may grow."""
     group = values.head
     container = ray_container(values, image=values.images.training, group=group)
     container["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_S)})

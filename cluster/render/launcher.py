@@ -31,7 +31,7 @@ EFA = {
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NCCL_DEBUG": "WARN",
 }
-"""Environment variables for NCCL over EFA (AWS's fast network). The training image has the plugin that this needs."""
+"""Environment variables for NCCL over EFA (AWS's fast network). The training image has NCCL's plugin for EFA."""
 
 
 def resources_of(group: Group) -> Tree:
@@ -51,8 +51,8 @@ def ray_memory(group: Group) -> int:
 
 
 def growth_resources(*groups: Group) -> dict[str, int]:
-    """Return custom resources for the head, from which the trainer learns how many CPUs and GPUs the cluster has after
-    `groups` have grown to their full size. Ray itself does not state these numbers."""
+    """Return custom resources for the head. They tell the trainer how many CPUs and GPUs the cluster has when `groups`
+    have grown to their full size. Ray itself does not state these numbers."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),
@@ -308,8 +308,8 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Return the content of the file for `ray up` on existing hosts. Hosts without a GPU preprocess. If there are no
-    such hosts, all hosts preprocess."""
+    """Return the content of the file for `ray up` on existing hosts. Hosts without a GPU preprocess. If `values` names
+    no such hosts, all hosts preprocess."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

@@ -347,8 +347,8 @@ def check_command(command: str, *, key: str, work: str, group: Group) -> None:
     """Check `command`, the command of a job of the kind `work` (train or preprocess). `key` names this value in errors.
 
     Raises ValueError if the command does not run the script for `work`, or asks for more workers than `group` has room
-    for. A command that preprocesses must also set `workers`, because nodes start for that number of workers, and
-    `ray.resource`, because otherwise GPU nodes may start.
+    for. A command that preprocesses must also set `workers`, which decides how many nodes start. It must set
+    `ray.resource` too, because otherwise GPU nodes may start.
     """
     try:
         words = shlex.split(command)

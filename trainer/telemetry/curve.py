@@ -16,7 +16,7 @@ from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinn
 
 CURVE_NAME = "curve.png"
 MAX_RECORDS = 20_000
-"""Maximum number of steps to read. Of a longer run, only every n-th step is read."""
+"""Maximum number of steps to read. If a run is longer, only evenly spaced steps are read."""
 MAX_POINTS = 1000
 SMOOTHING_SHARE = 0.02
 """Each point of the smooth line is a mean over this share of the steps."""
@@ -69,10 +69,10 @@ def draw_curve(run_directory: Path) -> Path:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """Return the centred running mean of `values`, ignoring NaN.
+    """Return the running mean of `values`, ignoring NaN.
 
-    Each mean is over a window of neighbouring values. The window holds the share SMOOTHING_SHARE of all values, and
-    fewer at both ends of the curve.
+    Each mean is taken over a window around its value. The window is the fraction SMOOTHING_SHARE of the
+    curve long, and shorter at both ends of the curve.
     """
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)
@@ -85,9 +85,10 @@ def smooth(values: FloatArray) -> FloatArray:
 
 
 def average_down(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (steps, values) of the curve `values` over `steps`, reduced to at most MAX_POINTS points.
+    """Reduce a curve to at most MAX_POINTS points. Return the steps and the values of these points.
 
-    Each point is the mean over a range of steps, and all ranges are equally long.
+    `steps` and `values` hold the coordinates of the given curve's points. If there are more than MAX_POINTS points,
+    they are cut into MAX_POINTS ranges of equal length, and each range becomes one point, the mean of the range.
     """
     if steps.size <= MAX_POINTS:
         return steps, values

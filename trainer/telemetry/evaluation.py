@@ -42,20 +42,20 @@ class Evaluation:
     data_hash: str | None = None
     """Hash of the data set's manifest; None in older records."""
     sources: tuple[SourceLoss, ...] = ()
-    """Losses on each source that has a masked token among the pairs; empty if the data set has a single source."""
+    """Losses on each source with a masked token in the evaluated pairs; empty if the data set has a single source."""
     unseen: tuple[str, ...] = ()
-    """Names of the sources without a masked token among the pairs."""
+    """Names of the sources without a masked token in the evaluated pairs."""
     bigram_loss: float | None = None
     """Cross-entropy of the same masked tokens given their neighbours (trainer/train/bigram.py); None in older records.
     """
     shortcut_accuracy: float | None = None
-    """Share of pairs whose next-sentence label the best shortcut (a rule that does not read the text) tells, over all
-    rows of the data set (see pipeline/instances/shortcuts.py). None if the data set has no labels, and in older records
-    and data sets."""
+    """Share of next-sentence labels in the data set that the best shortcut guesses right. A shortcut is a rule that
+    does not read the text (see pipeline/instances/shortcuts.py). None if the data set has no labels, and in older
+    records and data sets."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Return the Evaluation whose numbers `record` holds, in the form that the method `record()` gives them."""
+        """Return the Evaluation that is stored in `record`, a dictionary that the method `record` has made."""
         sources = tuple(
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))

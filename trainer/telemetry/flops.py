@@ -28,8 +28,8 @@ PEAK_TFLOPS = {
     "A10": 125.0,
     "RTX 4090": 165.0,
 }
-"""Maps a GPU model to its peak rate of dense bf16 products with fp32 sums, in 10^12 FLOPs a second, as its maker
-publishes it."""
+"""Maps a GPU model to its peak rate in 10^12 FLOPs a second, for dense bf16 matrix products with fp32 sums. The rates
+are those that the makers publish."""
 _NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
 """Words in a GPU's name that do not belong to the model: maker and memory."""
 
@@ -47,10 +47,11 @@ def count_flops(
 
 
 def find_peak(device_name: str) -> float | None:
-    """Return the peak rate in PEAK_TFLOPS of the device with this name, or None if its model is not listed.
+    """Return the peak rate of the GPU named `device_name` in 10^12 FLOPs a second, from the table PEAK_TFLOPS. Return
+    None if the table does not list the GPU's model.
 
-    The words of the name, apart from maker and memory, must be exactly those of a listed model, because one more word
-    means another model (or a part of a device).
+    The name without its maker and memory must be exactly the name of a listed model. One more word would mean another
+    model, or only a part of a GPU.
     """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

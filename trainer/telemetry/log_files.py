@@ -1,9 +1,9 @@
 """A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
 
-An object store cannot append to a file. So each rank writes its logs to its node's disk and sends them before a
-checkpoint is committed. The stored logs then hold at least the checkpoint's steps, and a resume on any host removes the
-records of later steps. A log that has grown is sent whole: metrics.jsonl has 0.5 KB a step (a million steps: half a
-gigabyte, an eighth of a checkpoint of BERT-Large).
+An object store cannot append to a file. So each rank writes its logs to its node's disk, and sends them to the store
+before a checkpoint is committed. The stored logs then hold all steps up to the checkpoint. They may also hold later
+steps, and a resume removes these. A log that has grown is sent whole. For example, metrics.jsonl takes 0.5 KB a step:
+half a gigabyte for a million steps, an eighth of a checkpoint of BERT-Large.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RunFiles:
     """The log files that one rank writes: rows-RANK.jsonl, and on rank 0 all other logs.
 
     `run` is the run directory. If it is on an object store, the files are in a local folder below `working_folder`
-    (None: below the folder for temporary files). To send files to the store, the job must hold the run's lease (sole
-    right to write) with `lease_token`.
+    (None: below the folder for temporary files). `lease_token` belongs to the job's lease (sole right to write) on the
+    run directory. Without a valid lease, logs are not sent to the store.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the local folder for the logs. If no working_folder was given, it is inside TMP/cloze-UID, a folder for
-        temporary files of the user UID. Raises ConfigError if that folder belongs to another user."""
+        """Make the local folder for the logs. If no working_folder was given, its parent is the folder cloze-UID for
+        temporary files of this user. Raises ConfigError if cloze-UID belongs to another user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -91,7 +91,7 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _fetch_tracker_files(self, stored: set[str]) -> None:
-        """Fetch MLflow's files, because MLflow continues them. The other trackers write new files at each start.
+        """Fetch MLflow's files from the store, because MLflow continues them. Other trackers start new files.
 
         `stored` holds the names of the files in the run directory on the store, without those in its subfolders.
         """
@@ -122,8 +122,8 @@ class RunFiles:
                     self._send_if_changed(path, partial(_write, content))
 
     def make_file_durable(self, name: str) -> str:
-        """If the run directory is on an object store, send the file `name` there. Return the path or URL of the file in
-        the run directory."""
+        """Send the file `name` to the run directory if this is on an object store. Return the path or URL of the file
+        in the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))

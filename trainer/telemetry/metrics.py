@@ -85,9 +85,9 @@ BLOCK_BYTES = 2**20
 class JsonLines:
     """An append-only file of JSON objects, one a line, with ascending `step`. It is flushed at every line.
 
-    Opening removes objects of steps after `keep_through`, and an incomplete last line. To find where to cut, the last
-    BLOCK_BYTES of the file are read, and earlier blocks only if needed. Damage in the part that is not read is not
-    repaired.
+    When the file is opened, objects of steps after `keep_through` are cut off, and so is an incomplete last line. To
+    find where to cut, the last BLOCK_BYTES of the file are read, and earlier blocks only if needed. Damage in a part
+    that is not read is not repaired.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
@@ -119,11 +119,10 @@ def read_json_lines(path: Location) -> list[dict[str, Any]]:
 
 
 def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
-    """Return the last objects of a JsonLines file whose step is at most `through`, oldest first.
+    """Return the last objects of a JsonLines file (one JSON object a line, by ascending step), oldest first.
 
-    All such objects in the last BLOCK_BYTES of the file are returned, and at least one if there is any. Older objects
-    of a long file are left out, so that at most about twice BLOCK_BYTES are read. If there is no file, return an empty
-    list.
+    Only objects whose step is at most `through` are returned. Of a long file, at most about the last BLOCK_BYTES of
+    these objects are returned. The last object is always among them. If there is no file, return an empty list.
     """
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         _seek_before(stream, step=through)
@@ -147,8 +146,8 @@ class RunLog:
     """Writes the records of one rank: the ids of the rows that it trained on. Rank 0 also writes metrics and
     evaluations (to files, the experiment tracker and Prometheus) and progress lines.
 
-    `say` shows a line to the user, and `gauges` are the run's Prometheus metrics (None: not wanted). Opening removes
-    the records of steps after `resume_step`, which an earlier start has left.
+    `say` shows a line to the user, and `gauges` are the run's Prometheus metrics (None: not wanted). An earlier start
+    of the run may have recorded steps after `resume_step`. These records are removed when the RunLog is made.
     """
 
     def __init__(
@@ -300,11 +299,10 @@ def _end_of_step(stream: IO[bytes], *, step: int) -> int:
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
-    """Move `stream` to the start of a line near its end whose object has a step of at most `step`. Return the line's
-    offset in bytes.
+    """Move the file `stream` to the start of a line whose step is at most `step`. Return the line's offset in bytes.
 
-    The search goes back from the end, by BLOCK_BYTES at a time. If no such line is found, move to the start of the file
-    and return 0.
+    The search goes back from the end of the file by BLOCK_BYTES at a time. Each time it tries one line, and it takes
+    the first line that fits. If no line fits, move to the start of the file and return 0.
     """
     place = stream.seek(0, os.SEEK_END)
     while place > BLOCK_BYTES:
@@ -319,8 +317,8 @@ def _seek_before(stream: IO[bytes], *, step: float) -> int:
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line and its object, up to the first damaged line. A damaged line is one that is incomplete, for
-    example after a power cut."""
+    """Yield each line with its JSON object, and stop before the first damaged line. A line is damaged if it does
+    not end in a newline or holds no object with a step, for example after a power cut."""
     for line in lines:
         try:
             record = json.loads(line)

@@ -1,8 +1,8 @@
 """Give the metrics of a run to Prometheus through Ray, under names such as ray_cloze_loss.
 
-On each node, Ray's agent serves the values that the node's processes set. Rank 0 sets the metrics of the steps, and the
-driver counts restarts. The tag `run` is the whole output path, because the last folders of several paths may have the
-same name. Setting a value costs microseconds.
+On each node, Ray's agent serves the values that the node's processes set. Rank 0 sets the metrics of the steps. The
+driver (the process that starts the workers) counts restarts. The tag `run` is the whole output path, because two runs
+may have folders of the same name. Setting a value costs microseconds.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Gauges:
 
 
 class RestartCount:
-    """Counts a run's restarts (groups of workers started after the first) in the driver, the process of the command."""
+    """Counts how often the driver (the process that starts a run's workers) starts the workers again."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}

@@ -1,8 +1,8 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow, or none (`logging.tracker`).
 
-Only rank 0 has a tracker. A resumed run continues in the same place under the same name. What an earlier start recorded
-for steps after the checkpoint is hidden, if the tracker supports that. Packages are imported when needed; `pip install
-'.[trackers]'` installs them.
+Only rank 0 has a tracker. A resumed run continues in the same place under the same name. An earlier start may have
+recorded steps after the checkpoint from which the run resumes. A tracker that can hide these records does so. The
+trackers' packages are imported when needed; `pip install '.[trackers]'` installs them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int
 
 
 class TensorBoard:
-    """Writes scalars to RUN/tensorboard. If the run resumes from a checkpoint, the scalars that an earlier start wrote
-    for later steps are hidden."""
+    """Writes scalars to RUN/tensorboard. An earlier start may have written scalars of steps after the checkpoint
+    from which the run resumes. These scalars are hidden."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -93,8 +93,8 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers. Numbers that an earlier start of the run logged for steps after the resumed checkpoint stay,
-        because the service cannot remove them."""
+        """Log the numbers of a step. Numbers that an earlier start of the run logged cannot be removed from the
+        service. So they stay, even for steps after the checkpoint from which the run resumes."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:

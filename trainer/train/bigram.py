@@ -20,19 +20,20 @@ _SEED = 0
 
 
 class Bigrams:
-    """Estimates the probability of a token as the mean of two predictions, one from its left and one from its right
-    neighbour.
+    """Estimates the probability of a token from its left and its right neighbour.
 
-    Neighbour n predicts token t with the probability (c(n, t) + d(n) u(t)) / (c(n) + d(n)). Here c(n, t) is how often t
-    was counted on that side of n, c(n) is the sum of c(n, t) over all tokens t, d(n) is the number of different tokens
-    counted on that side of n, and u is the unigram distribution (Witten and Bell 1991, method C). A neighbour predicts
-    nothing if it is masked, special or was never counted. If neither neighbour predicts anything, the probability is
-    u(t).
+    The estimate is the mean of the two neighbours' predictions. If only one neighbour predicts anything, its prediction
+    is the estimate. If neither does, the token's probability in the unigram distribution u is the estimate. A neighbour
+    predicts nothing if it is masked, special or was never counted.
+
+    Neighbour n predicts token t with the probability (c(n, t) + d(n) u(t)) / (c(n) + d(n)), as in Witten and Bell 1991,
+    method C. Here c(n, t) is how often t was counted beside n, on the same side. c(n) is the sum of c(n, t) over all
+    tokens t, and d(n) is the number of different tokens counted on that side of n.
     """
 
     def __init__(self, pairs: NDArray[np.int64], *, unigram: NDArray[np.float64]) -> None:
-        """Count `pairs`, the ids of n pairs of adjacent tokens, [n, 2]. `unigram` holds the natural logarithm of each
-        token's probability, [vocabulary size]."""
+        """Count pairs of adjacent tokens. `pairs` holds the two ids of each of n pairs, [n, 2]. `unigram` holds the
+        natural logarithm of each token's probability, [vocabulary size]."""
         self._size, self._unigram = unigram.size, np.exp(unigram)
         self._keys, self._counts = np.unique(pairs[:, 0] * self._size + pairs[:, 1], return_counts=True)
         sides = (self._keys // self._size, self._keys % self._size)
@@ -75,8 +76,8 @@ def count_bigrams(
 ) -> Bigrams:
     """Return the Bigrams counted in the training rows of the data set in folder `data`.
 
-    If the rows have more than `max_tokens` tokens, only a random sample of row groups is counted: as many as it takes
-    to reach `max_tokens`. `unigram` holds the natural logarithm of each token's probability, [vocabulary size]. Raises
+    If the rows have more than `max_tokens` tokens, only a random sample of row groups with about `max_tokens` tokens is
+    counted. `unigram` holds the natural logarithm of each token's probability, [vocabulary size]. Raises
     RowGroupError if a row group cannot be read. If `skip_corrupt`, a row group that cannot be read is left out instead.
     """
     shards = manifest.shards_of("train")
@@ -98,10 +99,10 @@ def count_bigrams(
 
 
 def adjacent(rows: Any, *, special: dict[str, int]) -> NDArray[np.int64]:
-    """Return each pair of adjacent tokens in `rows` (an Arrow list array of token ids) as a row of ids, [n, 2].
+    """Return the two ids of each pair of adjacent tokens, [n, 2]. `rows` is an Arrow list array of token ids.
 
     `special` maps the names of special tokens to their ids. Pairs with a special token are left out. But pairs with
-    [UNK] count, because [UNK] stands for a word.
+    [UNK] are kept, because [UNK] stands for a word.
     """
     ids = rows.flatten().to_numpy().astype(np.int64)
     pairs = np.stack([ids[:-1], ids[1:]], axis=1)

@@ -61,11 +61,12 @@ class BranchStart:
 def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
     """Return the config with `resume_from` set to the folder of one verified checkpoint.
 
-    If `resume_from` is a run directory, this is the newest checkpoint there that verifies. `saved` is the config that
-    this run stored when it began (None: it has not begun). If this run has begun, nothing is verified. The checkpoint
-    in `saved` is then used again, if `resume_from` names this checkpoint or the run directory that holds it. If
-    `resume_from` names anything else, the config is returned unchanged. Raises ConfigError if there is no checkpoint or
-    it does not verify.
+    If `resume_from` names a run directory, the newest checkpoint there that verifies is used. Raises ConfigError if
+    there is no checkpoint or it does not verify.
+
+    `saved` is the config that this run stored when it began (None: the run has not begun). If the run has begun, and
+    `resume_from` names the checkpoint in `saved` or the run directory with this checkpoint, this checkpoint is used
+    without verifying it again. If `resume_from` names anything else, the config is returned unchanged.
     """
     given = config.resume_from
     if given is None:
@@ -128,9 +129,9 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
     """Return what a branch (a run that starts from another run's checkpoint) takes over from the checkpoint's `state`.
 
-    The step count continues. If one of `phases`, the branch's phases, has the checkpoint's plan (order of the data),
-    the position in the data continues too, and the divergence guard keeps its recent losses and the steps to skip.
-    Otherwise the data and the guard start over.
+    `phases` are the phases of the branch. The step count continues. If one of the phases reads the data in the same
+    order as the checkpoint's run, its position in the data continues too. The divergence guard then keeps its recent
+    losses and the steps to skip. Otherwise the data and the guard start over.
     """
     source_state = PlanState.from_tree(state.plan_state)
     begun = source_state.step - source_state.phase_step
@@ -153,9 +154,9 @@ def read_trained(
     """Return what the checkpoint `resume_from` was trained on, as two lists.
 
     The first list holds the phases, each with the manifest of its data set. If the run that wrote the checkpoint is
-    itself a branch, the phases of that run's source come first. If one of `phases`, the phases of the new branch, has
-    the same data set, the data set is read from the path in that phase. The second list holds a message for each data
-    set or checkpoint that is lost.
+    itself a branch, the phases of that run's source come first. `phases` are the phases of the new branch. If the new
+    branch uses one of the data sets too, the branch's path is used, because the data set may have moved. The second
+    list holds a message for each data set or checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -185,12 +186,12 @@ def read_trained(
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
     """Return facts about the rows that the checkpoint `resume_from` was trained on, in the form of
-    CheckpointState.rows. Call this for a checkpoint of an earlier version, which does not record these facts.
+    CheckpointState.rows. Checkpoints of earlier versions do not record these facts.
 
     The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
     "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these data sets is
-    lost, or if the weights came from model.initialize_from, the longest rows that the model accepts and next-sentence
-    labels are assumed.
+    lost, or if the weights came from model.initialize_from, "longest" is the number of the model's positions, and
+    "next_sentence" is true.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -205,8 +206,8 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
     """Return `phase`, a phase of the source run, and the manifest of its data set.
 
-    `phases` are the phases of the branch. If one of them uses the same data set, the returned phase has the path from
-    there, because the data set may have moved. Raises DataSetError if the data set's hash is not `data_hash`. An empty
+    The data set may have moved. So if one of `phases` (the phases of the branch) uses the same data set, the
+    branch's path replaces the path in `phase`. Raises DataSetError if the data set's hash is not `data_hash`. An empty
     `data_hash` allows any data set.
     """
     for each in phases:
@@ -223,8 +224,8 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
-    """Load the checkpoint `resume_from` into the engine, commit its state as this run's first checkpoint, and return
-    the state.
+    """Load the checkpoint `resume_from` into the engine. Commit the state with which the branch starts as this run's
+    first checkpoint, and return this state.
 
     All ranks must call this together (collective). Raises CheckpointError, on all ranks, if the checkpoint is damaged
     or does not fit the model.
@@ -254,11 +255,11 @@ def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
 def _check_vocabulary(
     source: Location, *, state: CheckpointState, before: TrainerConfig, phases: Sequence[OpenPhase]
 ) -> None:
-    """Raise ConfigError if the checkpoint `source` was trained with another vocabulary than that of `phases`.
+    """Raise ConfigError if the vocabulary of the checkpoint `source` is not the vocabulary of the data in `phases`.
 
-    Checkpoints of earlier versions do not record their vocabulary, so the vocabulary is read from their data set. If
-    that data set cannot be read, ConfigError is raised too. `state` is the checkpoint's state, and `before` is the
-    config of the run that wrote it.
+    A checkpoint of an earlier version does not record its vocabulary. So the vocabulary is read from the data set that
+    the checkpoint was trained on. If this data set cannot be read, ConfigError is raised too. `state` is the
+    checkpoint's state, and `before` is the config of the run that wrote the checkpoint.
     """
     manifest = phases[0].manifest
     trained: dict[str, Any] = state.rows

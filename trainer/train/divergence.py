@@ -1,4 +1,4 @@
-"""Handle steps with a non-finite or spiking loss: record the steps, roll back, skip their data, and finally abort.
+"""Handle bad steps (a non-finite or spiking loss): record them, roll back, skip their data, and finally abort.
 
 A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
 run decides like an uninterrupted one. A non-finite update is never applied.
@@ -39,8 +39,8 @@ class Fault:
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
-    """Raised on every rank after guard.max_bad_steps bad steps in a row. `fault` and `step` are those of the last bad
-    step."""
+    """Raised on every rank after guard.max_bad_steps bad steps in a row. `step` is the last of these steps, and `fault`
+    says why it is bad."""
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -87,7 +87,7 @@ class DivergenceGuard:
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
         """Judge a step and remember the result. Return the step's fault, or None if the step is good.
 
-        `norm_is_bad` says that the gradient norm is not finite, and that fp16's loss scale is not the cause. A loss is
+        `norm_is_bad` is true if the gradient norm is not finite and fp16's loss scale is not the cause. A loss is
         compared only with losses of its own phase, because losses on another data set are higher or lower.
         """
         if phase != self._phase:
@@ -124,8 +124,8 @@ class DivergenceGuard:
         return window
 
     def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
-        """Raise DivergenceError if the run has already rolled back max_rollbacks times. `back` asks for another
-        rollback."""
+        """Raise DivergenceError if the run has already rolled back max_rollbacks times. `back` is the request for
+        another rollback."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
             raise self.give_up(back, config=config, why=times)

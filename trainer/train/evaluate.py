@@ -129,8 +129,8 @@ class SourceSums:
     def add(
         self, micro_batch: MicroBatch, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]
     ) -> None:
-        """Add a micro-batch. `losses` holds the model's loss at each of its m masked positions, and `unigram` the loss
-        of the unigram baseline there, both [m] in nats."""
+        """Add a micro-batch. `losses` holds the model's loss at each of its m masked positions. `unigram` holds the
+        unigram baseline's loss at the same positions. Both are [m], in nats."""
         size = len(self.table)
         places = micro_batch.masked_sources
         self.table[:, self.PAIRS] += np.bincount(micro_batch.sources, minlength=size)

@@ -53,8 +53,8 @@ class TrainContext:
     """Dense bf16 peak of a worker's device in 10^12 operations a second; None if unknown."""
     link: Link
     first_phase: int
-    """Index of the first phase whose rows are to be added to `rows_before`: the phase in which this start of the run
-    begins, or 0 if `rows_before` is empty."""
+    """Index of the phase in which this start of the run begins, or 0 if `rows_before` is empty. A checkpoint records
+    facts about all rows so far: `rows_before`, and the rows of the phases from this index on."""
     rows_before: Mapping[str, Any]
     """Facts about the rows on which the weights were trained before this start of the run, as in CheckpointState.rows.
     """
@@ -63,8 +63,8 @@ class TrainContext:
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. A checkpoint of the returned step has been committed. Raises
-    RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
+    Evaluates as configured and at the end of each phase. Before this function returns, it commits a checkpoint of the
+    last step. Raises RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -122,8 +122,8 @@ def check_compiled(context: TrainContext, step: int) -> None:
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
     """Evaluate the weights after `step`, and record the result. All ranks must call this together (collective).
 
-    Once a tenth of the run's steps are done, warn if the masked-LM loss is not below the loss of the unigram baseline,
-    which knows only token frequencies.
+    After a tenth of the run's steps, the model should beat the unigram baseline, which knows only token frequencies.
+    From then on, warn if the masked-LM loss is above the loss of the baseline.
     """
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
@@ -137,7 +137,7 @@ def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
 
 
 def first_judged_step(config: TrainerConfig) -> int:
-    """Return the step at a tenth of the run. From there on, the model should predict better than token frequencies."""
+    """Return the step at a tenth of the run. From this step on, the model should beat the unigram baseline."""
     return -(-config.max_steps // 10)
 
 
@@ -166,7 +166,7 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate before the first training step of this start of the run, if an evaluation is asked for or was missed.
+    """Evaluate before the run starts or resumes training, if the config asks for this or an evaluation was missed.
 
     `step` is the last step done. If the run is new and evaluation.at_start is set, evaluate the initial weights. If the
     run stopped after `step`, before the evaluation that was due then, evaluate now.
@@ -184,7 +184,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
     `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
     finite, no rank applies the update. Returns this rank's data, the metrics, the fault (None: a good step), and
-    whether a rank was asked to stop.
+    whether any rank was asked to stop.
     """
     config, engine = context.config, context.engine
     data = context.feed.next_step()
@@ -247,7 +247,8 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step."""
+    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step, but holds the
+    counts of all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,

@@ -1,6 +1,7 @@
 """Recognize that a device ran out of memory, and say which settings to change.
 
-The same command would run out of memory again at the same step. So the error counts as bad input and is not retried.
+The same command would run out of memory again at the same step. So the error counts as bad input, and the run is not
+started again.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Feed:
         """Epoch, from 0, of the step that next_step returned last."""
 
     def next_step(self) -> Step:
-        """Wait until the next step's counts are summed over all ranks, and return the step. A step without any pair is
-        left out.
+        """Return the next step, leaving out steps without pairs. First wait until the step's counts (of pairs and
+        masked positions, for example) are summed over all ranks.
 
         Raises RowGroupError if no row of an epoch can be read.
         """
@@ -53,8 +53,8 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. All ranks must call this
-        together (collective).
+        """Pack the next step's micro-batches, and begin to sum their counts of pairs and masked positions over all
+        ranks. All ranks must call this together (collective).
 
         A second call before next_step does nothing.
         """
@@ -90,12 +90,12 @@ class Feed:
 
 
 class RunFeed:
-    """Yields the steps of one rank through all phases of a run, with the interface of a Feed.
+    """Yields the steps of one rank through all phases of a run. It opens one Feed after another, one for each phase.
 
     `start` is the position in the data at which to begin. `open_feed` opens the Feed that continues from a position.
-    `next_start` maps the position after a step to the position where the next step starts. The two differ only at the
-    end of a phase, where the next step starts at the beginning of the next phase. The first step of a new phase is
-    prefetched too.
+    `next_start` maps the position after a step to the position where the next step starts. The two positions differ
+    only at the end of a phase, because the next step starts at the beginning of the next phase. The first step of a new
+    phase is prefetched too.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class RunFeed:
         return self._feed.epoch
 
     def next_step(self) -> Step:
-        """Wait until the next step's counts are summed over all ranks, and return the step."""
+        """Return the next step. First wait until the step's counts (of pairs and masked positions, for example) are
+        summed over all ranks."""
         self.look_ahead()
         if self._next is not None:
             self._feed.close()
@@ -122,8 +123,8 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. All ranks must call this
-        together (collective).
+        """Pack the next step's micro-batches, and begin to sum their counts of pairs and masked positions over all
+        ranks. All ranks must call this together (collective).
 
         A second call before next_step does nothing.
         """

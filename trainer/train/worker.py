@@ -49,7 +49,7 @@ def work(
     reader: Literal["local", "ray"] = "local",
     lease_token: str | None = None,
 ) -> Outcome:
-    """Train this rank's share until max_steps or until asked to stop. Return the outcome.
+    """Train this rank's share of the run until max_steps or until asked to stop. Return the outcome.
 
     Resumes from the run directory. `lease_token` belongs to the job's lease (sole right to write) on that directory.
     Once another job holds the lease, nothing is committed. `reader` says what reads the data: "local" for threads of
@@ -177,9 +177,10 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    If there is no checkpoint from before them, the newest is restored. The commit records which steps are now skipped.
-    So a run that is killed right afterwards skips the same steps when it resumes. Returns the restored state. All ranks
-    must call this together (collective). Raises DivergenceError if there is no checkpoint.
+    If no checkpoint is that old, the newest one is restored. The guard's new state says which steps are skipped from
+    now on. Because this state is committed, a run that is killed right afterwards skips the same steps when it resumes.
+    Returns the restored state. All ranks must call this together (collective). Raises DivergenceError if there is no
+    checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -200,7 +201,8 @@ def go_back(
 
 @contextmanager
 def warnings_to_user(link: Link, *, place: WorkerPlace) -> Iterator[None]:
-    """Inside the `with` block, send the trainer's warnings over the link too, because Ray hides a worker's stderr."""
+    """Show the trainer's warnings to the user through `link` inside the `with` block, because Ray hides the standard
+    error of a worker."""
     handler = _LinkHandler(link, place=place)
     logger = logging.getLogger("trainer")
     logger.addHandler(handler)
@@ -260,10 +262,10 @@ def build_engine(
 ) -> tuple[Engine, dict[str, Any]]:
     """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
-    If the run has not `begun` (has no checkpoints) and model.initialize_from is set, the weights come from there. The
-    facts are then {"longest": tokens of the longest row, "next_sentence": whether the weights can predict next
-    sentences}, as in CheckpointState.rows. Otherwise the weights are random (if the run has begun, a checkpoint
-    replaces them later), and the facts are {}.
+    `begun` says whether the run has checkpoints. If it has none and model.initialize_from is set, the weights come from
+    that model. The facts are then {"longest": tokens of the longest row, "next_sentence": whether the weights can
+    predict next sentences}, as in CheckpointState.rows. Otherwise the weights are random and the facts are {}. A
+    checkpoint, if there is one, replaces the random weights later.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -283,7 +285,7 @@ def build_engine(
 
 
 def warn_of_cpu(model: ModelConfig) -> list[str]:
-    """Return lines that warn if a model is too large to pretrain on CPUs, otherwise an empty list.
+    """Return a list with a warning if a model is too large to pretrain on CPUs. Otherwise return an empty list.
 
     For GPU speeds see bench/trainer.md.
     """
