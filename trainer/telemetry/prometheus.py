@@ -23,7 +23,7 @@ STEP_GAUGES = {
     "grad_norm": "Gradient norm before clipping",
     "tokens_per_second": "Real tokens a second, all workers",
     "tflops": "Model FLOPs of a worker, 10^12 a second",
-    "mfu": "That as a share of the GPU's dense bf16 peak",
+    "mfu": "Model FLOPs as a share of the GPU's dense bf16 peak",
     "data_wait_s": "Seconds that a worker waited for data in the step",
     "step_s": "Seconds of the step",
 }
