@@ -169,8 +169,7 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
     """Evaluate before the run starts or resumes training, if the config asks for this or an evaluation was missed.
 
     `step` is the last step done. If the run is new or a new branch, and evaluation.at_start is set, evaluate its first
-    weights. If the
-    run stopped after `step`, before the evaluation that was due then, evaluate now.
+    weights. If the run stopped after `step`, before the evaluation that was due then, evaluate now.
     """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
