@@ -209,8 +209,8 @@ def largest_micro_batch(
 ) -> int | None:
     """Return the tokens of the largest micro-batch that fits a GPU of `card_bytes` bytes, or None if none fits.
 
-    Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always
-    assumes one worker, because the result must not depend on the number of workers.
+    Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, but never fewer than `longest`, the length of the data
+    set's longest row. Always assumes one worker, because the result must not depend on the number of workers.
     """
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
