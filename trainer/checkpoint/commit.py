@@ -60,7 +60,7 @@ class Draft(Protocol):
         """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
     def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return the files of those of `ranks` that have finished writing, as {rank: {file name: manifest entry}}.
+        """Return {rank: {file name: manifest entry}} for each rank in `ranks` that has finished writing its files.
 
         A manifest entry is a file's size and hash. Raises CheckpointError if one of `ranks` has failed.
         """

@@ -209,8 +209,8 @@ def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
 def state_file(folder: Location) -> Location:
     """Return the path where a checkpoint's state.json is, or where it should be if it is missing.
 
-    Reads the manifest to find the path, except on a disk if state.json exists. Raises CheckpointError if the manifest
-    is read and is not valid.
+    On a store, the path comes from the manifest. On a disk, the manifest is checked only if state.json is missing.
+    Raises CheckpointError if the manifest is not valid.
     """
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return folder / STATE
@@ -288,7 +288,8 @@ class Checkpoints:
     def newest_first(self, *, through: int | None = None) -> list[Location]:
         """Return the checkpoints' folders, newest first.
 
-        Checkpoints after step `through` are left out. But if all checkpoints are after it, all are returned.
+        Checkpoints after step `through` are left out. But if all checkpoints are after step `through`, none is left
+        out.
         """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
@@ -326,11 +327,11 @@ def step_of(folder: Location) -> int:
 
 
 def restore_moved_aside(run_dir: str | Path) -> None:
-    """Give checkpoints that a killed save has moved aside their own names back.
+    """Restore the names of old checkpoints after a save was killed while it replaced them.
 
-    If a step already has a checkpoint, a save renames this old checkpoint, and then renames the new checkpoint to the
-    step's name. If the save was killed between the two renames, the old checkpoint gets its name back. If the new
-    checkpoint has the step's name already, nothing changes.
+    If a step already has a checkpoint, a save renames this old checkpoint, and then gives the step's name to the new
+    one. If the save was killed between these two renames, the old checkpoint gets its name back. If the new checkpoint
+    has the step's name already, nothing changes.
     """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
@@ -340,7 +341,7 @@ def restore_moved_aside(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions of Python and of libraries, and the device's name, because results may depend on them.
+    """Return the versions of Python and of libraries, and the device's name. A run's results may depend on them.
 
     The keys are "python", the name of each installed library, and "device".
     """

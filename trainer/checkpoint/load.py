@@ -70,11 +70,12 @@ def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = No
 
 
 def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
-    """Load a checkpoint into the engine, whatever world size, ZeRO stage and precision wrote it, and return its state.
+    """Load a checkpoint into the engine and return the checkpoint's state. Collective.
 
-    Collective: each rank reads only the elements that it holds. Random generators are restored if the world size is the
-    same. Raises CheckpointError if names or shapes of the checkpoint's parameters are not those of the engine's model.
-    Does not verify the hashes of the tensors' files.
+    The run that wrote the checkpoint may have had another world size, ZeRO stage or precision. Each rank reads only the
+    elements that it holds. Random generators are restored if the world size is the same. Raises CheckpointError if
+    names or shapes of the checkpoint's parameters are not those of the engine's model. Does not verify the hashes of
+    the files of tensors.
     """
     folder = locate(checkpoint)
     state = read_state(folder)

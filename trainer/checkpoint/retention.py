@@ -60,9 +60,9 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
 
 
 def remove(folder: Location) -> None:
-    """Remove a checkpoint. If the removal is interrupted, what remains does not look like a valid checkpoint.
+    """Remove a checkpoint: rename its folder, then delete the files. On a store, delete the manifest first.
 
-    For this, the folder is renamed before its files are deleted. On a store, the manifest is deleted first.
+    Because of this order, a removal that is interrupted leaves nothing that looks like a valid checkpoint.
     """
     if not isinstance(folder, Path):
         storage.delete(locate(folder, MANIFEST))

@@ -1,4 +1,4 @@
-"""Writes and reads a checkpoint's tensors by name and range of elements, whatever number of ranks wrote them.
+"""Writes a checkpoint's tensors, and reads ranges of their elements, with any number of ranks.
 
 Each rank's file holds parts of the flattened parameters and AdamW moments. The file's metadata gives their offsets.
 Files are memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs

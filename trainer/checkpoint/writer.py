@@ -108,7 +108,7 @@ class CheckpointWriter:
         data_hash: str = "",
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        """Copy the state after `step` steps, then start to write its checkpoint in a thread.
+        """Copy the run's state after `step` steps, and start a thread that writes the checkpoint.
 
         The arguments become fields of CheckpointState and must be valid JSON. First waits for the previous save, and
         raises the error of that save if it failed. Raises CheckpointError on every rank if this save cannot begin.
@@ -287,7 +287,7 @@ class _Save:
     def _prune_under_lease(self) -> None:
         """Remove old checkpoints if the job still holds the run's lease (the exclusive right to the run directory).
 
-        Another job may have taken the lease during a slow commit. Then raises LeaseError.
+        Raises LeaseError if another job has taken the lease during a slow commit.
         """
         with held(self.run, token=self.lease_token):
             self._prune()
