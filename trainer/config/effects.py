@@ -142,9 +142,9 @@ def _phases_with_evaluated_checkpoint(
 ) -> Iterator[bool]:
     """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
 
-    Every phase ends with an evaluation. The evaluation at the end of the run does not count, because
-    `checkpoint.keep_best` changes nothing for the newest checkpoint, which is kept anyway. `held_out` holds the number
-    of held-out rows of each phase (None: all phases have some). A phase without held-out rows has no evaluation.
+    Every phase ends with an evaluation. At the last step of the run it counts only if `evaluation.every_steps` asks for
+    an evaluation at that step too. `held_out` holds the number of held-out rows of each phase (None: all phases have
+    some). A phase without held-out rows has no evaluation.
     """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
