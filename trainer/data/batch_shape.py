@@ -122,8 +122,8 @@ class Lengths:
         """Return the mean number of rows that begin within n bins after the end of a row, for n = 0, 1, 2 and so on.
 
         A bin is a unit of row length, and `longest` is the length of the longest row in bins. The number for n is at
-        index 2 x longest + n of the array, and all numbers before this part are 0. The row that begins exactly at the
-        end of the other row counts, so the number for n = 0 is 1.
+        index 2 x longest + n of the array, and all numbers before this part are 0. A row that begins exactly at that
+        end counts, so the number for n = 0 is 1.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -136,9 +136,9 @@ class Lengths:
     def tokens_for(self, pairs: float) -> int:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
-        Because row lengths vary, a lane may have given fewer pairs than it should have by then. It may be behind by
-        `pairs` pairs on average. By queueing theory (Kingman), micro-batches must then have room, on average, for
-        `pairs` + `self.variation` / 2 pairs.
+        Because row lengths vary, a lane is sometimes behind, which means that it has given fewer pairs than its share.
+        We allow that it is behind by `pairs` pairs on average. By queueing theory (Kingman), micro-batches must then
+        have room, on average, for `pairs` + `self.variation` / 2 pairs.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # `high` has room for any `pairs` pairs

@@ -2,7 +2,7 @@
 
 With G lanes and W ranks, every rank gets ceil(G / W) micro-batches per step, empty ones included. One all-reduce on the
 host per step carries the counts by which the losses are divided, and every lane's cursor (rows taken). So each rank
-knows the whole state and when an epoch ends.
+knows the position of all lanes, and knows when an epoch ends.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class MicroBatchStream:
     def pack(self) -> NDArray[np.int64]:
         """Pack this rank's micro-batches of the next step, without communication: the first half of `next_step`.
 
-        Returns [6 + G] numbers. The first six are this rank's masked positions, pairs with a label, pairs, tokens,
-        squared lengths and lost rows. The others are the cursors (rows taken) of the G lanes, 0 for lanes of other
-        ranks.
+        Returns [6 + G] numbers for this rank, in this order: masked positions, pairs with a label, pairs, tokens, the
+        sum of the pairs' squared lengths, lost rows, and the cursors (rows taken) of the G lanes. The cursors of other
+        ranks' lanes are 0.
         """
         assert self._packed is None
         self._wait_s = 0.0
