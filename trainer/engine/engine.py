@@ -46,7 +46,7 @@ class StepResult:
     """The outcome of a step, the same on every rank.
 
     `grad_norm` is the gradient norm before clipping, without the loss scale. `skipped` is true if this norm is not
-    finite. Then the parameters were not updated.
+    finite, and then the parameters were not updated.
     """
 
     grad_norm: float
@@ -64,7 +64,7 @@ class LossScale:
     finite_steps: int = 0
 
     def update(self, *, finite: bool) -> None:
-        """Adjust the scale after a step; `finite` says whether its gradients were finite."""
+        """Adjust the loss scale after a step. `finite` says whether the step's gradients were finite."""
         self.finite_steps = self.finite_steps + 1 if finite else 0
         if not finite:
             self.value = max(1.0, self.value / 2)

@@ -72,7 +72,8 @@ class PartitionedGradients:
     `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
     number of calls of `add` per step; if it is above 1, sums are in fp32. With `sum_before_sending` (ZeRO-1) each rank
     first sums the whole gradients of its micro-batches, and ranks communicate once per step. Without it (ZeRO-2) they
-    communicate after each micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
+    communicate after each micro-batch. With `send_fp32` ranks send gradients in fp32, otherwise in the model's
+    precision. Sums over several micro-batches are always sent in fp32.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, sum_before_sending: bool, send_fp32: bool) -> None:
