@@ -1,6 +1,7 @@
 """The command `python -m trainer.checkpoint RUN [list|verify|prune]` for the checkpoints in the run directory RUN.
 
-prune removes nothing unless at least one checkpoint that it has just verified remains.
+`prune` first verifies all checkpoints. If none is undamaged, it removes nothing, so an undamaged checkpoint always
+remains.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Report:
     """What is wrong with the checkpoint. Empty if every byte verifies."""
 
     def line(self) -> str:
-        """Return the checkpoint's line in the table whose first line is HEADER."""
+        """Return the report as one line of the table that the command prints. HEADER is the table's first line."""
         workers = "?" if self.world_size is None else str(self.world_size)
         return (
             f"{step_of(self.folder):>10}  {describe_bytes(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "
@@ -105,10 +106,10 @@ def inspect(run: Location) -> list[Report]:
 
 
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
-    """Remove the checkpoints that `config` does not keep. Return (reports of those kept, reports of those removed).
+    """Remove the checkpoints that `config` does not keep. Return two lists: reports of kept and of removed checkpoints.
 
-    Damaged checkpoints do not count towards the numbers to keep. They stay unless `damaged` is true. Raises
-    CheckpointError, and removes nothing, if no checkpoint verifies.
+    Damaged checkpoints are not counted among the checkpoints that `config` keeps. They are removed if `damaged` is true
+    and stay otherwise. If no checkpoint verifies, removes nothing and raises CheckpointError.
     """
     reports = inspect(run)
     whole = {step_of(report.folder): report for report in reports if not report.trouble}

@@ -1,8 +1,8 @@
 """Lets all ranks write one checkpoint together. Until the checkpoint is committed, it is called a draft.
 
 A commit is one atomic operation. On a file system a draft is a hidden folder that one rename turns into the checkpoint.
-An object store has no rename. There each attempt to save writes into its own folder. The folder counts only if the
-checkpoint's manifest names it. The manifest is written last, in one request. A later attempt at the same step replaces
+An object store has no rename. There each attempt to save writes into its own folder, and the manifest of the checkpoint
+names the folder that is valid. The manifest is written last, in one request. A later attempt at the same step replaces
 the manifest. Ranks signal each other by small files.
 """
 
@@ -60,7 +60,7 @@ class Draft(Protocol):
         """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
     def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return {rank: {file name: manifest entry}}. Those of `ranks` that are still writing files are absent.
+        """Return {rank: {file name: manifest entry}} for each rank in `ranks` that has finished writing its files.
 
         A manifest entry is a file's size and hash. Raises CheckpointError if one of `ranks` has failed.
         """
@@ -86,7 +86,7 @@ class Draft(Protocol):
 
 
 def open_draft(root: Location, *, step: int, token: int, world_size: int) -> Draft:
-    """Return this rank's object for the draft (a checkpoint that is not yet valid) of a step.
+    """Return this rank's object for writing the checkpoint of `step`. Until the commit, the checkpoint is a draft.
 
     `root` is the folder of the run's checkpoints. `token` identifies the attempt to save and must be the same on all
     ranks.
@@ -162,7 +162,10 @@ class _FolderDraft:
             remove(replaced)  # it may now have the draft's name, and the other ranks wait until no folder has it
 
     def give_up(self) -> None:
-        """Abandon the draft. Its folder is renamed first, in one step, because other ranks may still write into it."""
+        """Abandon the draft: rename its folder, then delete the folder.
+
+        Because of the rename, other ranks that are still writing cannot add files during the deletion.
+        """
         trash = self.files.with_name(f".given-up-{self.name}")
         with suppress(OSError):
             self.files.rename(trash)
@@ -171,8 +174,8 @@ class _FolderDraft:
     def is_committed(self) -> bool | None:
         """Return True if the draft was committed, False if it was abandoned, None if neither has happened yet.
 
-        A folder with this step's name may hold an earlier checkpoint. The folder counts only if its manifest names this
-        draft.
+        The folder of this step's checkpoint may hold an earlier checkpoint of the same step. So the draft counts as
+        committed only if the manifest in that folder names this draft.
         """
         if self.files.exists():
             return None

@@ -154,8 +154,8 @@ def write_manifest(
 def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
     """Check a checkpoint's manifest and return file name -> {"bytes": size, "sha256": hash}.
 
-    Raises CheckpointError if the manifest is missing, damaged, altered, of another format or of another step than the
-    folder's name says, or if it names a file outside the folder.
+    Raises CheckpointError if the manifest is missing, damaged or altered, if its format is not the current one, if its
+    step is not the step in the folder's name, or if it names a file outside the folder.
     """
     return open_manifest(folder)[1]
 
@@ -207,9 +207,10 @@ def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
 
 
 def state_file(folder: Location) -> Location:
-    """Return the path of a checkpoint's state.json. The file need not exist if the folder holds a valid manifest.
+    """Return the path where a checkpoint's state.json is, or where it should be if it is missing.
 
-    Raises CheckpointError if the folder holds neither a state.json nor a valid manifest.
+    On a store, the path comes from the manifest. On a disk, the manifest is checked only if state.json is missing.
+    Raises CheckpointError if the manifest is not valid.
     """
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return folder / STATE
@@ -269,7 +270,7 @@ def step_name(step: int) -> str:
 class Checkpoints:
     """The checkpoints that a run had committed at one moment, not verified. bool() is False if there are none.
 
-    On a store, listing the checkpoints means listing every file, so list once and pass this object on.
+    On a store, finding the checkpoints means listing every file. So find them once and pass this object on.
     """
 
     run: Location
@@ -287,14 +288,18 @@ class Checkpoints:
     def newest_first(self, *, through: int | None = None) -> list[Location]:
         """Return the checkpoints' folders, newest first.
 
-        Checkpoints after step `through` are left out. But if all checkpoints are after it, all are returned.
+        Checkpoints after step `through` are left out. But if all checkpoints are after step `through`, none is left
+        out.
         """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 
 
 def find_checkpoints(run_dir: str | Path) -> Checkpoints:
-    """Return the committed checkpoints of a run, without verifying them. On a store, this lists every file."""
+    """Return the committed checkpoints of a run, without verifying them.
+
+    On a store, this lists every file of all checkpoints.
+    """
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
         found = [file.name.split("/") for file in storage.list_files(root)]
@@ -322,11 +327,11 @@ def step_of(folder: Location) -> int:
 
 
 def restore_moved_aside(run_dir: str | Path) -> None:
-    """Rename checkpoints that a killed save moved aside back to their own names.
+    """Restore the names of old checkpoints after a save was killed while it replaced them.
 
-    A save at a step that already has a checkpoint moves that checkpoint aside, and then renames its draft (the new
-    checkpoint). If the save was killed before the second rename, the old checkpoint gets its name back. If the new
-    checkpoint has the name already, nothing changes.
+    If a step already has a checkpoint, a save renames this old checkpoint, and then gives the step's name to the new
+    one. If the save was killed between these two renames, the old checkpoint gets its name back. If the new checkpoint
+    has the step's name already, nothing changes.
     """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
@@ -336,9 +341,9 @@ def restore_moved_aside(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return the version of "python", the version of each library under its name, and the name of the "device".
+    """Return the versions of Python and of libraries, and the device's name. A run's results may depend on them.
 
-    They are recorded because the results of a run may depend on them.
+    The keys are "python", the name of each installed library, and "device".
     """
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:

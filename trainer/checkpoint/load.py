@@ -60,9 +60,9 @@ def find_together(run_dir: str | Path) -> Checkpoints:
 def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Load the newest undamaged checkpoint into `engine` and return its state, or None if the run has no checkpoint.
 
-    Checkpoints after step `through` are used only if all checkpoints are after it. Collective: each rank verifies its
-    share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the model does not
-    fit.
+    Checkpoints after step `through` are used only if all checkpoints are after step `through`. Collective: each rank
+    verifies its share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the
+    checkpoint's parameters are not those of the engine's model.
     """
     find_damage, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
     folder = _find_valid(checkpoints, find_damage=find_damage, through=through, level=level)
@@ -70,11 +70,12 @@ def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = No
 
 
 def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
-    """Load a checkpoint into the engine, whatever world size, ZeRO stage and precision wrote it, and return its state.
+    """Load a checkpoint into the engine and return the checkpoint's state. Collective.
 
-    Collective: each rank reads only the elements that it holds. Random generators are restored if the world size is the
-    same. Raises CheckpointError if names or shapes of the checkpoint's parameters are not those of the engine's model.
-    Does not verify the hashes of the tensors' files.
+    The run that wrote the checkpoint may have had another world size, ZeRO stage or precision. Each rank reads only the
+    elements that it holds. Random generators are restored if the world size is the same. Raises CheckpointError if
+    names or shapes of the checkpoint's parameters are not those of the engine's model. Does not verify the hashes of
+    the files of tensors.
     """
     folder = locate(checkpoint)
     state = read_state(folder)
@@ -136,8 +137,9 @@ def _find_valid(
 ) -> Location | None:
     """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-    Checkpoints after step `through` are used only if all checkpoints are after it. `find_damage` returns a checkpoint's
-    damage as text, or "". Damaged checkpoints are logged at `level`. Raises CheckpointError if all are damaged.
+    Checkpoints after step `through` are used only if all checkpoints are after step `through`. `find_damage` returns a
+    checkpoint's damage as text, or "". Damaged checkpoints are logged at `level`, a level of Python's logging. Raises
+    CheckpointError if all checkpoints that may be used are damaged.
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):

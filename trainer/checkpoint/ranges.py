@@ -1,8 +1,8 @@
-"""Reads parts of a safetensors file on an object store, with those functions of safetensors' safe_open that we need.
+"""Reads parts of a safetensors file on an object store, because safetensors' own safe_open reads only local files.
 
-Only the parts that are asked for cross the network. A rank reads its elements in the order in which they were written.
-So a request also fetches the bytes that are needed next, up to READ_AHEAD_BYTES. Cost: that much memory per file, but
-at most BUFFERED_BYTES over all files.
+The classes have the same methods as safe_open, as far as the trainer uses them. A rank reads elements in the order in
+which they are stored. So each request also fetches the bytes that are needed next, up to READ_AHEAD_BYTES. Cost: that
+much memory per file, but at most BUFFERED_BYTES over all files.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def read_ahead_of(num_files: int) -> int:
 
 
 class RangedTensors:
-    """A safetensors file on an object store, to be used in a `with` block. It reads tensors by name.
+    """Reads tensors by name from a safetensors file on an object store. To be used in a `with` block.
 
-    The caller opens `num_files` such files at the same time. The more files, the less this one reads ahead. Raises
-    CheckpointError if `url` is not a safetensors file.
+    `num_files` is the number of such files that the caller has open at the same time. The more files are open, the less
+    is read ahead in each. Raises CheckpointError if `url` is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:
@@ -96,7 +96,7 @@ class RangedTensors:
 
 
 class RangedSlice:
-    """A handle for a 1-D tensor in a file. Indexing the handle with a slice reads the elements of this slice."""
+    """A handle for a 1-D tensor in a file. `handle[start:stop]` reads and returns these elements of the tensor."""
 
     def __init__(self, file: RangedTensors, *, name: str) -> None:
         self._file, self._name = file, name

@@ -44,9 +44,9 @@ def choose_kept(
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
     """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations.
 
-    COMPARABLE lists the keys in which the records of comparable evaluations agree. The loss is masked-LM plus
-    next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out. The last mapping contains
-    the newest evaluation.
+    Evaluations are comparable if their records in RUN/evaluations.jsonl have equal values for the keys in COMPARABLE.
+    The loss is the sum of masked-LM and next-sentence loss. Losses that are not finite are left out. The last mapping
+    contains the newest evaluation.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
@@ -60,9 +60,9 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
 
 
 def remove(folder: Location) -> None:
-    """Remove a checkpoint, so that a half-removed checkpoint never looks valid.
+    """Remove a checkpoint: rename its folder, then delete the files. On a store, delete the manifest first.
 
-    To achieve this, the folder's name is changed first (on a store, the manifest is deleted first).
+    Because of this order, a removal that is interrupted leaves nothing that looks like a valid checkpoint.
     """
     if not isinstance(folder, Path):
         storage.delete(locate(folder, MANIFEST))

@@ -1,4 +1,4 @@
-"""Writes and reads a checkpoint's tensors by name and range of elements, whatever number of ranks wrote them.
+"""Writes a checkpoint's tensors, and reads ranges of their elements, with any number of ranks.
 
 Each rank's file holds parts of the flattened parameters and AdamW moments. The file's metadata gives their offsets.
 Files are memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs
@@ -34,10 +34,10 @@ def part_name(rank: int, *, world_size: int) -> str:
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's slices (parts of flattened parameters and moments) and the states of its generators into one file.
+    """Write one rank's file of a checkpoint. Return the file's manifest entry, {"bytes": size, "sha256": hash}.
 
-    The slices must be on the CPU. `generators` maps "cpu" and "cuda" to the states of the random number generators.
-    Returns the file's manifest entry, {"bytes": size, "sha256": hash}.
+    `slices` are the rank's parts of the flattened parameters and moments, and must be on the CPU. `generators` maps
+    "cpu" and "cuda" to the states of the rank's random number generators.
     """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
@@ -92,10 +92,10 @@ class SavedTensors:
             self._check_cover(name, pieces)
 
     def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
-        """Return a dict with one 1-D fp32 tensor for each of `kinds`: elements [start, stop) of the flattened tensor.
+        """Return elements [start, stop) of the flattened parameter `name`, and of its two Adam moments.
 
-        The kind "parameter" stands for the values of the parameter `name`. The other kinds are the names of its Adam
-        moments.
+        The result is a dict with one 1-D fp32 tensor for each of `kinds`. The kind "parameter" stands for the
+        parameter's values. The other kinds are the names of the moments.
         """
         wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
         return {

@@ -108,7 +108,7 @@ class CheckpointWriter:
         data_hash: str = "",
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        """Copy the state after `step` steps, then start to write its checkpoint in a thread.
+        """Copy the run's state after `step` steps, and start a thread that writes the checkpoint.
 
         The arguments become fields of CheckpointState and must be valid JSON. First waits for the previous save, and
         raises the error of that save if it failed. Raises CheckpointError on every rank if this save cannot begin.
@@ -155,15 +155,17 @@ class CheckpointWriter:
     def send_logs(self) -> None:
         """Upload the logs at the end of a run on a store. On a disk, sync the logs.
 
-        If the store fails, tries again for `collective_timeout_s`, a setting of the run. Then raises the store's error.
+        If the store fails, tries again. If it still fails after `collective_timeout_s` (a setting of the run, in
+        seconds), raises the store's error.
         """
         deadline = time.monotonic() + self._config.collective_timeout_s
         _retry_on_outage(self._files.make_durable, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
-        """Create the draft (a checkpoint not yet valid) on rank 0. Return this rank's object for the draft. Collective.
+        """Create the draft, a checkpoint that is not yet valid, on rank 0. Return this rank's object for the draft.
 
-        Raises CheckpointError on every rank if there is not enough room, or if the draft cannot be created.
+        Collective. Raises CheckpointError on every rank if the disk has not enough room, or if the draft cannot be
+        created.
         """
         token, trouble = 0, ""
         if self._engine.rank == 0:
@@ -218,7 +220,7 @@ class CheckpointWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """One rank's work for one checkpoint, with copies of all that it needs from the engine."""
+    """One rank's part in writing one checkpoint. Holds copies of the engine's state, so that training can continue."""
 
     run: Location
     draft: Draft
@@ -283,9 +285,9 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """Remove old checkpoints, but first check the run's lease (exclusive right to the run directory) again.
+        """Remove old checkpoints if the job still holds the run's lease (the exclusive right to the run directory).
 
-        Another job may have taken the run during a slow commit.
+        Raises LeaseError if another job has taken the lease during a slow commit.
         """
         with held(self.run, token=self.lease_token):
             self._prune()
@@ -297,7 +299,7 @@ class _Save:
             logger.warning("an old checkpoint in %s cannot be removed: %s", checkpoints_folder(self.run), error)
 
     def _collect(self) -> dict[str, dict[str, Any]]:
-        """Wait until all ranks have written their files. Return the manifest entries of all these files by name."""
+        """Wait until all ranks have written their files. Return {file name: manifest entry} for all these files."""
         waiting = set(range(self.state.world_size))
         entries: dict[str, dict[str, Any]] = {}
         while True:
@@ -356,8 +358,9 @@ def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
     """Remove old checkpoints and the remains of unfinished saves from a run.
 
-    The run is now at `step`. If it went back there from a later step, checkpoints after `step` are removed too. `keep`
-    says which checkpoints stay. `logs` is the folder with the run's evaluations, which show the best checkpoints.
+    The run is now at `step`. If the run went back to `step` from a later step, checkpoints after `step` are removed
+    too. `keep` says which checkpoints stay. `logs` is the folder with the run's evaluations, which show the best
+    checkpoints.
     """
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders

@@ -11,9 +11,9 @@ from trainer.config.number_types import Positive
 
 
 class BatchConfig(Settings):
-    """The settings of the global batch: the micro-batches of one step, one from each lane.
+    """The settings of the global batch, which is the data of one step.
 
-    Lanes are equal parts of the rows.
+    The rows of the data set are divided into equal parts, called lanes. A step takes one micro-batch from each lane.
     """
 
     pairs: Positive | None = None

@@ -100,7 +100,7 @@ class ZeroSettings(Settings):
 
 
 class DeepSpeedSettings(Settings):
-    """The DeepSpeed settings that a run may set directly. The trainer derives those that are null."""
+    """The DeepSpeed settings that a run may set directly. For a setting that is null, the trainer derives a value."""
 
     zero_optimization: ZeroSettings | None = None
     """Bucket sizes and thresholds of ZeRO."""
@@ -132,8 +132,8 @@ def zero_stages_of(key: str) -> tuple[int, ...]:
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
     """Raise ValueError if `raw`, a run's `deepspeed` section, has a key that may not be set there.
 
-    The trainer's config has a field of its own for such a key, or DeepSpeed's key must not be set at all. The message
-    says what to do.
+    Some keys are refused because the trainer's config has a field of its own for them, and others because no run may
+    set them. The message says what to do.
     """
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():

@@ -32,9 +32,11 @@ class IdleSetting:
 def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> None:
     """Raise ValueError if settings were given that have no effect.
 
-    The message gives the key, the value, the reason and the remedy for each of these settings. If `held_out` is None,
-    check what the config alone can tell. Otherwise `held_out` holds the number of held-out rows in each phase's data
-    set, and only settings of held-out evaluation are checked.
+    The message gives the key, the value, the reason and the remedy for each of these settings.
+
+    There are two checks. If `held_out` is None, find the settings that cannot have an effect with any data set.
+    Otherwise `held_out` holds the number of held-out rows in each phase's data set. Then find only the settings of
+    evaluation that have no effect because there are no held-out rows.
     """
     idle = find_idle_settings(config) if held_out is None else _find_idle_evaluation(config, held_out=held_out)
     faults = [
@@ -140,8 +142,9 @@ def _phases_with_evaluated_checkpoint(
 ) -> Iterator[bool]:
     """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
 
-    The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` holds each phase's
-    number of held-out rows (None: all phases have some). A phase without held-out rows has no evaluation.
+    Every phase ends with an evaluation. At the last step of the run it counts only if `evaluation.every_steps` asks for
+    an evaluation at that step too. `held_out` holds the number of held-out rows of each phase (None: all phases have
+    some). A phase without held-out rows has no evaluation.
     """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]

@@ -30,7 +30,7 @@ class PhaseBatchConfig(Settings):
 class PhaseScheduleConfig(Settings):
     """A phase's changes to the run's `schedule` settings. A null setting changes nothing.
 
-    A phase can change the schedule only if `schedule.span` is phase.
+    A phase can change the schedule only if the run sets `schedule.span=phase`.
     """
 
     name: Literal["linear", "constant"] | None = None

@@ -3,8 +3,8 @@
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
 Micro-batches are as small as the stated batch allows. Because row lengths vary, some micro-batches take fewer pairs
-than the stated batch asks for, and later ones make up for them. So a lane has a backlog of pairs, on average as many as
-it has to give in one step. Cost: 0.1 s.
+than the stated batch asks for, and later micro-batches take more. So a lane is behind by some pairs, on average by the
+number of pairs that it gives in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ the size of the micro-batch."""
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The number of lanes, the limits of a micro-batch, and what a step contains. Means are over many steps."""
+    """The number of lanes, the limits of a micro-batch, and what a step contains.
+
+    `pairs_mean` and `tokens_mean` are averages over many steps.
+    """
 
     lanes: int
     """G, the number of lanes (equal parts of the rows). A step takes one micro-batch from each lane."""
@@ -116,10 +119,11 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return an array: entry 2 x longest + n is the mean number of rows that begin within n bins after a row's end.
+        """Return the mean number of rows that begin within n bins after the end of a row, for n = 0, 1, 2 and so on.
 
-        A bin is a unit of row length, and `longest` is the length of the longest row in bins. The row that begins right
-        at that end counts, so the entry for n = 0 is 1. Entries before 2 x longest are 0.
+        A bin is a unit of row length, and `longest` is the length of the longest row in bins. The number for n is at
+        index 2 x longest + n of the array, and all numbers before this part are 0. A row that begins exactly at that
+        end counts, so the number for n = 0 is 1.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -132,9 +136,9 @@ class Lengths:
     def tokens_for(self, pairs: float) -> int:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
-        Row lengths vary, so a lane may have given fewer pairs than are due from it. A backlog of `pairs` pairs on
-        average is accepted. By queueing theory (Kingman), micro-batches must then have room, on average, for
-        `pairs` + `self.variation` / 2 pairs.
+        Because row lengths vary, a lane is sometimes behind, which means that it has given fewer pairs than its share.
+        We allow that it is behind by `pairs` pairs on average. By queueing theory (Kingman), micro-batches must then
+        have room, on average, for `pairs` + `self.variation` / 2 pairs.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # `high` has room for any `pairs` pairs
@@ -201,12 +205,12 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
     """Return the number of lanes (equal parts of the rows, each of which gives one micro-batch to a step).
 
     `pairs` is the number of pairs per step, and `longest` is the data set's `max_seq_length`. If
-    `batch.tokens_per_slot` is set, each micro-batch has that many tokens, and there are enough lanes to hold `pairs`
-    pairs.
+    `batch.tokens_per_slot` is set, it is the size of a micro-batch, and there are as many lanes as a step of `pairs`
+    pairs needs.
 
-    If it is null, the number of lanes is a power of two, or `pairs` if that is smaller. There are enough lanes that a
-    micro-batch has at most `batch.greatest_slot` tokens (null: LARGEST_DERIVED_MICRO_BATCH). If there are fewer than 8
-    lanes, the number is doubled, up to 8, while micro-batches stay long enough to be well filled.
+    If `batch.tokens_per_slot` is null, the number of lanes is a power of two, but at most `pairs`. It is large enough
+    that no micro-batch needs more than `batch.greatest_slot` tokens (null: LARGEST_DERIVED_MICRO_BATCH). If this gives
+    fewer than 8 lanes, the number is doubled, up to 8, as long as a micro-batch still holds many rows.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
     if batch.tokens_per_slot is not None:
@@ -227,7 +231,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
     """Return the token limit that a lane's micro-batches need to take `pairs` pairs each.
 
-    If `exact`, every micro-batch has room for `pairs` pairs. Otherwise micro-batches take that many on average.
+    If `exact`, every micro-batch has room for `pairs` pairs. Otherwise micro-batches take `pairs` pairs on average.
     `longest` is the data set's `max_seq_length`.
     """
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))

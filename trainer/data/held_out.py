@@ -29,12 +29,12 @@ def check_held_out(
     """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
 
     `before` and `step` are for a run that started from a checkpoint of another run. `step` is the checkpoint's step.
-    `before` lists the phases on which the other run was trained until then, each with its data set's manifest. Phases
-    of this run that end by `step` are not compared with `before`, because they are no longer evaluated.
+    `before` lists the phases on which the other run was trained until that step, each with its data set's manifest.
+    Phases of this run that end by `step` are not compared with `before`, because they are no longer evaluated.
 
-    Raises ConfigError, with the numbers, if some documents are both trained on and held out. A warning names two data
-    sets that share a source's name but no held-out document. Their document ids cannot show whether the earlier phase
-    trains on held-out text.
+    Raises ConfigError, with the numbers, if some documents are both trained on and held out. Documents are compared by
+    id, a hash of the text. If two data sets cleaned the same text differently, its ids differ and the check finds
+    nothing. So a warning names data sets that have a source of the same name but no held-out document in common.
     """
     warnings = {}
     for index, later in enumerate(phases):
@@ -51,9 +51,10 @@ def check_held_out(
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
     """Check that `earlier` trains on no held-out document of `later`. Return a warning, or "" if there is none.
 
-    The warning says that document ids cannot show it. Raises ConfigError if `earlier` trains on such a document.
-    `manifest` belongs to the data set of `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it
-    names the other run in messages, for example " of resume_from's run".
+    Raises ConfigError if `earlier` trains on a held-out document of `later`. The warning says that the check may have
+    missed documents, because the same text seems to have different document ids in the two data sets. `manifest`
+    belongs to the data set of `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it names the
+    other run in messages, for example " of resume_from's run".
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)

@@ -93,10 +93,10 @@ class Packer:
         self._position = 0
 
     def pack(self, *, max_rows: int) -> MicroBatch | None:
-        """Return the lane's next micro-batch. It takes at most `max_rows` rows.
+        """Return the lane's next micro-batch, of at most `max_rows` rows.
 
-        Lost rows count towards this maximum. Once it is reached, `next_rows` is not called again. Returns None if
-        `max_rows` is 0, or if all rows that the micro-batch would take are lost.
+        Rows that are lost, because they cannot be read, count too. When `max_rows` rows are taken, `next_rows` is not
+        called again. Returns None if `max_rows` is 0, or if all rows that the micro-batch would take are lost.
         """
         tokens, masked = self._shape.tokens, self._shape.masked
         pairs = min(self._shape.pairs, max_rows)

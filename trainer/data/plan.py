@@ -1,8 +1,8 @@
 """The plan: the order in which a run reads its rows. It depends only on data set, seed and plan settings.
 
 The row groups of an epoch are permuted, and so are the rows inside each group. This sequence is cut into G lanes of
-equal length, which are read side by side. On average over the steps, every lane gives its share of the stated pairs per
-step, also where one epoch ends and the next begins. The plan is independent of the world size: rank r of W takes the
+equal length, which are read side by side. On average over the steps, every lane gives an equal share of the stated
+pairs per step, even if an epoch ends inside a step. The plan is independent of the world size: rank r of W takes the
 lanes l with l mod W = r. No I/O.
 """
 
@@ -162,7 +162,7 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G], how many pairs each of the G lanes should have given in its first `rounds` micro-batches.
+        """Return [G], the number of pairs that each of the G lanes should put into its first `rounds` micro-batches.
 
         The sum of these numbers is `rounds` times the plan's pairs per step, rounded down.
         """
@@ -172,8 +172,8 @@ class Plan:
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
-        Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. The slices are in the order in which equally
-        fast lanes need them, so that one reader can serve all these lanes.
+        Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. One reader serves all lanes. So the slices are
+        in the order in which the lanes need them if all lanes take rows equally fast.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -194,10 +194,10 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the order in which an epoch takes the R row groups, and where each row group begins in this order.
+        """Return the order in which an epoch takes the R row groups, and the row at which each row group begins.
 
-        The first array, [R], holds the indices of the row groups. The second, [R + 1], holds the number of rows before
-        each row group, and last the number of all rows. Caches the result for one epoch.
+        The first array, [R], holds the indices of the row groups in this order. The second, [R + 1], holds the number
+        of rows before each of these row groups, and at its end the number of all rows. Caches the result for one epoch.
         """
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
@@ -249,7 +249,7 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Return [count], the indices of a row group's rows as stored, in the order in which `epoch` takes the rows."""
+    """Return [count], the order in which `epoch` takes the `count` rows of a row group, as indices of stored rows."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 

@@ -1,8 +1,8 @@
 """Reads row groups: decodes them, permutes their rows, takes a slice, and picks one mask set for each row.
 
 A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch, without Python objects per
-row: 30 M tokens/s per core. Page checksums are always verified. So a damaged, changed or missing row group gives an
-error that names it, never wrong numbers.
+row: 30 M tokens/s per core. Page checksums are always verified. So a damaged, changed or missing row group raises an
+error that names the row group, and never gives wrong numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With G lanes and W ranks, every rank gets ceil(G / W) micro-batches per step, empty ones included. One all-reduce on the
 host per step carries the counts by which the losses are divided, and every lane's cursor (rows taken). So each rank
-knows the whole state and when an epoch ends.
+knows the position of all lanes, and knows when an epoch ends.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Step:
 
 
 class MicroBatchStream:
-    """A source of one rank's steps, from the position `state` on (None: from the start).
+    """Gives one rank the data of each step, beginning at the position `state` (None: at the start of the data).
 
     The steps end only if the plan has just one epoch. Every step calls `all_reduce` once on every rank (None: there is
     only one rank). `reader` is "local" for threads of this process or "ray" for Ray Data; both give the same
     micro-batches. Memory: one row group per lane, and `read_ahead_blocks` more.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
-    are lost. The lane that should have read them then waits until the other lanes have got as far, and continues after
-    the lost rows.
+    are lost. The lane to which they belong gives fewer rows, or none, until the other lanes have taken as many rows. It
+    continues after the lost rows.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class MicroBatchStream:
     def pack(self) -> NDArray[np.int64]:
         """Pack this rank's micro-batches of the next step, without communication: the first half of `next_step`.
 
-        Returns [6 + G] numbers. The first six are this rank's masked positions, pairs with a label, pairs, tokens,
-        squared lengths and lost rows. The others are the cursors (rows taken) of the G lanes, 0 for lanes of other
-        ranks.
+        Returns [6 + G] numbers for this rank, in this order: masked positions, pairs with a label, pairs, tokens, the
+        sum of the pairs' squared lengths, lost rows, and the cursors (rows taken) of the G lanes. The cursors of other
+        ranks' lanes are 0.
         """
         assert self._packed is None
         self._wait_s = 0.0
@@ -167,7 +167,7 @@ class MicroBatchStream:
         """Advance the run's position and return the step: the second half of `next_step`.
 
         `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
-        taken all its rows of this epoch. A step without pairs (all its rows are lost) is not counted as a step.
+        taken all its rows of this epoch. If all rows of a step were lost, it has no pairs and is not counted as a step.
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
@@ -209,7 +209,7 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G], the maximum of each of the G lanes' cursors after the next micro-batch.
+        """Return [G], for each of the G lanes the maximum that its cursor may reach with the next micro-batch.
 
         A cursor is the number of rows that the lane has taken since the current epoch began.
         """

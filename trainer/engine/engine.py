@@ -45,8 +45,8 @@ SCALE_WINDOW = 1000
 class StepResult:
     """The outcome of a step, the same on every rank.
 
-    `grad_norm` is the gradient norm before clipping, without the loss scale. If it is not finite, the update was
-    `skipped`.
+    `grad_norm` is the gradient norm before clipping, without the loss scale. `skipped` is true if this norm is not
+    finite, and then the parameters were not updated.
     """
 
     grad_norm: float
@@ -64,7 +64,7 @@ class LossScale:
     finite_steps: int = 0
 
     def update(self, *, finite: bool) -> None:
-        """Adjust the scale after a step; `finite` says whether its gradients were finite."""
+        """Adjust the loss scale after a step. `finite` says whether the step's gradients were finite."""
         self.finite_steps = self.finite_steps + 1 if finite else 0
         if not finite:
             self.value = max(1.0, self.value / 2)
@@ -170,8 +170,8 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Return a context manager. Inside its `with` block the model is in evaluation mode, without gradients. Call
-        the engine as in training."""
+        """Return a context manager for evaluation. Inside its `with` block the model is in evaluation mode, and no
+        gradients are recorded. The engine is called as in training."""
         training = self.module.training
         self._engine.eval()
         try:
@@ -192,7 +192,7 @@ class Engine:
         """Load parameters and Adam moments with `read`. Collective.
 
         `read` returns ranges of the saved parameters and moments (see SliceReader). The run that saved them may have
-        had another world size, stage or precision. `steps_taken` is the number of updates that led to this state.
+        had another world size, stage or precision. `steps_taken` is the number of updates that the saved run had made.
         `loss_scale` comes from an fp16 checkpoint and is used if this engine is fp16 too. If `loss_scale` is None, the
         initial scale stays.
         """
@@ -219,7 +219,7 @@ class Engine:
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the bytes of the model's parameters on this rank between two steps, without any fp32 master copy."""
+        """Return the bytes of the model's parameters on this rank between two steps. Master weights do not count."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:
@@ -254,7 +254,8 @@ class Engine:
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
         """Take a step and return its outcome. The host does not wait for the gradient norm before it launches AdamW.
 
-        It need not wait, because AdamW's kernel itself clips, or skips the update if the norm is not finite.
+        The host need not know the norm, because AdamW's kernel clips the gradients on the device. The kernel also skips
+        the update if the norm is not finite.
         """
         gradient_scale = self.world_size * self.loss_scale.value
         norm = gradients.norm() / gradient_scale

@@ -42,8 +42,10 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """The gradient elements that one call communicates: the same range of every rank's partition (a rank's share of a
-    parameter group)."""
+    """The gradients that one communication call sums over the ranks.
+
+    Each rank has a partition (an equal share) of a parameter group. A bucket holds the same range of every partition.
+    """
 
     buffer: Tensor
     """1-D tensor that holds this range of the first rank's partition, then of the second's, and so on."""
@@ -70,7 +72,8 @@ class PartitionedGradients:
     `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
     number of calls of `add` per step; if it is above 1, sums are in fp32. With `sum_before_sending` (ZeRO-1) each rank
     first sums the whole gradients of its micro-batches, and ranks communicate once per step. Without it (ZeRO-2) they
-    communicate after each micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
+    communicate after each micro-batch. With `send_fp32` ranks send gradients in fp32, otherwise in the model's
+    precision. Sums over several micro-batches are always sent in fp32.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, sum_before_sending: bool, send_fp32: bool) -> None:
@@ -108,8 +111,10 @@ class PartitionedGradients:
         self._is_first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradient sums, over the partitions of all ranks: a float64 scalar tensor on
-        the device. Collective."""
+        """Return the Euclidean norm of the gradient sums of all ranks' partitions together. Collective.
+
+        The norm is a float64 scalar tensor on the device.
+        """
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
@@ -201,7 +206,10 @@ class _Group:
         _ = into.copy_(values) if first else into.add_(values)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Sum `values`, which hold one range for each rank, over all ranks. Return this rank's range of the sum."""
+        """Sum `values` over all ranks, and return the part of the sum that belongs to this rank.
+
+        `values` is 1-D and has one equal part for each rank, in the order of ranks.
+        """
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter

@@ -96,9 +96,9 @@ def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Ca
     """Return a line of text with the memory that a step needs and the memory of `card`.
 
     `card` is the smallest GPU that the run may get. It is None if the GPUs are not known, and then the line says so.
-    The line is empty if no GPU is used. It is also empty if `card` is None and device=auto on a cluster, because its
-    nodes may have no GPU. Raises ConfigError if the smallest GPU is too small; the message names settings that need
-    less memory.
+    The line is empty if no GPU is used. It is also empty if `card` is None and device=auto on a cluster, because the
+    cluster's nodes may have no GPU. Raises ConfigError if the smallest GPU is too small; the message names settings
+    that need less memory.
     """
     if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
@@ -209,8 +209,8 @@ def largest_micro_batch(
 ) -> int | None:
     """Return the tokens of the largest micro-batch that fits a GPU of `card_bytes` bytes, or None if none fits.
 
-    Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always
-    assumes one worker, because the result must not depend on the number of workers.
+    Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, but never fewer than `longest`, the length of the data
+    set's longest row. Always assumes one worker, because the result must not depend on the number of workers.
     """
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
@@ -223,8 +223,8 @@ def largest_micro_batch(
 
 
 def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
-    """Return the number of weights of BERT with both heads. The word matrix, which the embedding and the masked-LM head
-    share, counts once."""
+    """Return the number of weights of BERT with its heads for masked-LM and next-sentence prediction. The word matrix,
+    which the embedding and the masked-LM head share, counts once."""
     width, inner = model.width, 4 * model.width
     rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     embeddings = (rows + model.max_positions + 2 + 2) * width

@@ -1,8 +1,8 @@
 """The optimizer that DeepSpeed wraps: AdamW with two kinds of parameter groups, with and without weight decay.
 
-Invariant: the groups depend on the model alone, so that every rank, stage and run has the same order. We always use
-torch's fused AdamW. DeepSpeed's FusedAdam would have to be compiled on first use (52 s), and torch's plain loop is slow
-(21 ms for BERT-tiny on a CPU core, fused 3 ms).
+Invariant: the groups and their order depend on the model alone, so they are the same on every rank, and in every ZeRO
+stage and run. We always use torch's fused AdamW. DeepSpeed's FusedAdam would have to be compiled on first use (52 s),
+and torch's plain loop is slow (21 ms for BERT-tiny on a CPU core, fused 3 ms).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     parameters are listed once.
 
     DeepSpeed stores a group's parameters one after another in a flat buffer and gives the model views of it. Every view
-    must begin at a multiple of ALIGNED elements. So a parameter whose size is not such a multiple comes last in its
-    group, and each further parameter of this kind gets a group of its own. Raises ValueError if no parameter is
-    trainable.
+    must begin at a multiple of ALIGNED elements. So a parameter whose size is not a multiple of ALIGNED must come last
+    in its group, and a group has at most one such parameter. Further ones get groups of their own. Raises ValueError if
+    no parameter is trainable.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -62,11 +62,11 @@ def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
 
 
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
+    """Return AdamW with decoupled weight decay (Loshchilov and Hutter 2019) for the groups from `parameter_groups`.
 
-    The caller sets the optimizer's step count from `count_updates`, which turns bias correction on or off. The learning
-    rate is zero until `Engine.step` sets it. While DeepSpeed initializes, it may take a step with empty gradients, and
-    at a rate of zero this step changes no parameter.
+    The caller must set the optimizer's step count to the result of `count_updates`, which turns bias correction on or
+    off. The learning rate is zero until `Engine.step` sets it. So if DeepSpeed takes a step with empty gradients while
+    it initializes, this step changes no parameter.
     """
     return torch.optim.AdamW(
         parameter_groups(model, weight_decay=config.weight_decay),

@@ -29,9 +29,9 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
     schedule.span=phase each phase (part of the run) has its own schedule over its steps.
 
     google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall linearly. Both
-    count from 0, so their first update has a rate of 0. The line of google-research/bert begins at step 0 instead of W,
-    a difference of at most peak x W / N. NVIDIA's DeepLearningExamples (schedulers.py) count the warm-up from 1 too,
-    but their last update has a rate of 0.
+    count from 0, so their first update has a rate of 0. In google-research/bert the line falls from step 0 on, not from
+    step W on, which changes the rate by at most peak x W / N. NVIDIA's DeepLearningExamples (schedulers.py) count the
+    warm-up from 1 too, but their last update has a rate of 0.
     """
     if step < 1:
         raise ValueError(f"the first update is step 1, so there is no learning rate for step {step}")

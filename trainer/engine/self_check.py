@@ -1,9 +1,9 @@
 """Checks, before the first step of a run, that the compiled model has the same losses and gradients as eager code.
 
 A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the very graph
-that will be trained, on the run's first micro-batch. Dropout stays on, because its masks depend on the seed alone. The
-check costs one eager forward and backward pass. Its compiled pass costs little, because training needs the compilation
-anyway.
+that will be trained, on the run's first micro-batch. Dropout stays on: its masks depend on the seed alone, so both
+passes have the same masks. The check costs one eager forward and backward pass. Its compiled pass costs little, because
+training needs the compilation anyway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A rank's slices, in any ZeRO stage: views of ranges of the parameters' fp32 values and Adam moments.
 
-Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. (In stage 0
-this holds for the result of Engine.local_slices, because list_slices gives every rank the whole parameters.) Listing
-slices needs no communication. Only this file and engine.py rely on how DeepSpeed (0.19.8) stores its partitions.
+Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. Stage 0 is an
+exception: list_slices gives every rank the whole parameters, and Engine.local_slices then cuts out the rank's part.
+Listing slices needs no communication. Only this file and engine.py rely on how DeepSpeed (0.19.8) stores its
+partitions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trainer.engine.optimizers import MOMENTS
 class LocalSlice:
     """A slice of the flattened parameter `name`, from element `start` on. `shape` is the shape of the whole parameter.
 
-    `tensors` maps "parameter", "exp_avg" and "exp_avg_sq" (Adam's moments) to 1-D fp32 views of the tensors in use.
+    `tensors` maps "parameter", "exp_avg" and "exp_avg_sq" (Adam's moments) to the slice's values, 1-D and fp32.
     """
 
     name: str
@@ -64,7 +65,8 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
     """Return slices that cover all elements that this rank's optimizer updates. `engine` is DeepSpeed's engine.
 
-    In stage 0 the slices cover all parameters, on every rank.
+    In stage 0 the slices cover all parameters, on every rank. The slices' tensors are views, so writing to them changes
+    the optimizer's values.
     """
     state = base_optimizer(engine, stage=stage).state
     return [
@@ -90,10 +92,9 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
 def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
     """Create missing Adam moments as zeros and set Adam's step count to `updates`. `engine` is DeepSpeed's engine.
 
-    The count is an fp32 scalar tensor on the device, as torch's fused AdamW needs it.
-
-    Call this before saved state is loaded, and in a new run before the first step. Until then DeepSpeed has created no
-    moments in some stages; in other stages it has taken a step with empty gradients, so that Adam's count is wrong.
+    The count is an fp32 scalar tensor on the device, as torch's fused AdamW needs it. Call this before the first step
+    of a new run, and before saved state is loaded. It is needed because of what DeepSpeed does when it initializes: in
+    some stages it creates no moments, and in other stages it takes a step with empty gradients, which Adam counts.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
@@ -120,7 +121,7 @@ def refresh_model_weights(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes of the model's parameters on this rank between two steps, without any fp32 master copy."""
+    """Return the bytes of the model's parameters on this rank between two steps. Master weights do not count."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -165,8 +166,8 @@ def update_partitions(
     """Take AdamW's step number `step` on this rank's partitions, then update the model's weights on all ranks.
 
     Collective, for stages 1 and 2. `engine` is DeepSpeed's engine. This rank has one partition of each parameter group,
-    and `gradients` has one tensor for each partition. The gradients are divided by `divisor`. If `skip` is not zero,
-    nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
+    and `gradients` has one tensor for each of these partitions. The gradients are divided by `divisor`. If `skip` is
+    not zero, nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
     """
     zero = engine.optimizer
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
@@ -209,7 +210,7 @@ def can_update_on_gpu(model_weights: Tensor) -> bool:
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
     """Return this rank's fp32 partitions in stages 1 and 2: one 1-D tensor for each parameter group.
 
-    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) stores them under another name.
+    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) stores the partitions under another name.
     """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)
