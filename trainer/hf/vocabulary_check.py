@@ -17,8 +17,8 @@ from pipeline import storage
 class Vocabulary:
     """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
-    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if only the
-    tokens are known, from a vocab.txt.
+    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if the
+    folder has only a vocab.txt, which lists the tokens alone.
     """
 
     tokens: tuple[str, ...]
@@ -64,10 +64,10 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
 
 
 def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
-    """Raise ValueError if the tokenizer of the model in `folder` differs from the data set's in `data_tokenizer`.
+    """Raise ValueError if the model's tokenizer in `folder` differs from the data set's tokenizer in `data_tokenizer`.
 
     The message names the first difference. If one of the two folders has only vocab.txt, only the tokens are compared,
-    because vocab.txt does not define the normalisation.
+    because vocab.txt does not define how text is split.
     """
     model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
     if model.hash == data.hash:
