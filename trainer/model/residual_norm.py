@@ -35,12 +35,11 @@ def _kernels_take(hidden: Tensor) -> bool:
 class ResidualNorm(nn.LayerNorm):
     """LayerNorm of residual + dropout(branch). Its backward kernel adds the gradients of the result's two uses.
 
-    The result is used by the next branch and as the next residual. Autograd would add the gradients of these two uses
-    in a separate pass over memory. To avoid this pass, forward returns a second output, the gradient sink. The sink is
-    a dummy tensor (one element, expanded to the result's shape) that receives the gradient of the use as residual. For
-    this, the next ResidualNorm reads the values of the result, but sends the gradient of these values to the sink. The
-    backward kernel of this norm then gets both gradients and adds them itself. If the kernels do not run, the sink is
-    the result itself.
+    The result has two uses: it is the input of the next branch, and the residual of the next ResidualNorm. Autograd
+    would add the gradients of these two uses in a separate pass over memory. To avoid this pass, forward returns a
+    second output, the gradient sink. It is a dummy tensor: one element, expanded to the result's shape. The next
+    ResidualNorm sends its gradient of the residual to this sink. So the backward kernel of this norm gets both
+    gradients and adds them itself. If the kernels do not run, the sink is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:

@@ -1,4 +1,4 @@
-"""GELU on a GPU, as fast as memory allows. Backward also computes the gradient of the bias that was added before.
+"""GELU on a GPU, as fast as memory allows. Backward also computes the gradient of the bias added just before GELU.
 
 GELU(x) is x Phi(x), with the normal distribution function Phi. Computing Phi by erf would take longer than moving the
 numbers. So 1 - Phi is computed as a polynomial of 1 / (1 + p x) times exp(-x^2 / 2) (Abramowitz and Stegun 7.1.26),
