@@ -1,8 +1,9 @@
 """Watch a Ray cluster, to learn which nodes will go away and whether there is room for more workers.
 
 When the cluster grows, Ray Train by itself would end the workers without a checkpoint. It would also count nodes that
-will soon go away as room for workers. So the driver (the process of the command) inspects the nodes itself, and asks
-the workers to write a checkpoint and end. Each inspection makes three calls to Ray's head node.
+will soon go away as room for workers. So the driver (the process of the command) inspects the nodes itself. If a node
+will go away or there is room, it asks the workers to write a checkpoint and end. Each inspection makes three calls to
+Ray's head node.
 """
 
 from __future__ import annotations
@@ -126,8 +127,10 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Make new requests or drop old ones until there are `count` requests. Return how many of these requests are
-        granted."""
+        """Make new requests to the autoscaler, or drop old requests, until there are `count` requests.
+
+        Return how many of these requests are granted.
+        """
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -135,7 +138,7 @@ class PendingPlacements:
         return sum(bool(group.wait(timeout_seconds=0)) for group in self._groups)
 
     def drop(self) -> None:
-        """Drop all requests, and free the resources that granted requests reserved."""
+        """Drop all requests to the autoscaler, and free the resources that granted requests reserved."""
         self.keep(0)
 
 
@@ -165,7 +168,7 @@ class GroupWatch:
         self._grew_from = 0
 
     def reason_to_pause(self, worker_nodes: Sequence[str], *, world_size: int) -> str | None:
-        """Return why the group should write a checkpoint and end now, or None if it should continue.
+        """Return why the group of workers should write a checkpoint and end now, or None if it should continue.
 
         `worker_nodes` lists the node of each worker that has started. As long as fewer than `world_size` workers have
         started, return None. If the last restart did not get more workers (another job took the room), the time until

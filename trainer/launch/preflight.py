@@ -148,12 +148,11 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """If model.initialize_from is set, return the config with the model's size, positions, activation and norm filled
-    in.
+    """Return the config with the model's size, positions, activation and norm filled in.
 
-    A value that the config does not state is taken from the model in the folder model.initialize_from. If the run has
-    begun, this folder may be gone, so the value is taken from `saved`, the config that the run stored. `saved` is None
-    if the run has not begun. If model.initialize_from is not set, return `config` unchanged.
+    Only a config with model.initialize_from is changed. A value that this config does not state is taken from the model
+    in the folder model.initialize_from. If the run has begun, this folder may be gone, so the value is taken from
+    `saved`, the config that the run stored. `saved` is None if the run has not begun.
     """
     folder = config.model.initialize_from
     if folder is None:
@@ -166,10 +165,9 @@ def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the config of the run whose checkpoint a branch starts from, if the branch continues that run's data plan.
+    """Return the source's config, or None if the branch does not continue the source's plan (order of the data).
 
-    A branch is a run that starts from another run's checkpoint, and a data plan is the order of the data. `config` is
-    the config of the branch. If the branch has another plan, return None.
+    A branch is a run that starts from a checkpoint of another run, the source. `config` is the config of the branch.
     """
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:

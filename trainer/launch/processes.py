@@ -133,7 +133,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
 
 
 def _receive(link: Connection) -> str | WorkerFailure | Outcome | None:
-    """Return a child's next message, or None if the child has closed its end of the pipe."""
+    """Return the next message of a worker process, or None if the process has closed its end of the pipe."""
     try:
         message: str | WorkerFailure | Outcome = link.recv()
         return message
@@ -160,7 +160,8 @@ def _end(children: list[BaseProcess]) -> None:
 
 
 class _PipeLink:
-    """A worker's connection to its parent through a pipe. The parent sends a stop signal to ask the worker to stop."""
+    """A worker's connection through a pipe to its parent process. The parent sends a signal to ask the worker to
+    stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

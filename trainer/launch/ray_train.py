@@ -1,8 +1,9 @@
 """Run the workers under Ray Train, on the cluster at RAY_ADDRESS (set in a submitted job) or on a local Ray.
 
-Before it starts anything, this module checks that the logical CPUs and GPUs suffice for the workers and for reading
-data, because Ray would wait for them silently. A group of workers (all workers of one start) ends with a checkpoint if
-a node will go away or there is room for more workers (elastic.py). Then restarts.py starts the next group.
+If CPUs or GPUs are missing, Ray waits for them silently. So before it starts anything, this module checks that the
+logical CPUs and GPUs suffice for the workers and for reading data. A group of workers (all workers of one start) ends
+with a checkpoint if a node will go away or there is room for more workers (elastic.py). Then restarts.py starts the
+next group.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cl
 
     `resources` maps each logical resource to the amount that Ray has after an autoscaler has started all nodes that it
     may. `cluster` says whether Ray is a cluster, for the error messages. If min_workers is set, room for min_workers
-    workers is enough. Ray itself would wait for room silently, so this raises ConfigError if there will never be
-    enough.
+    workers is enough. Raises ConfigError if there will never be enough room. Without this check, Ray would wait
+    silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
