@@ -97,7 +97,7 @@ def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) ->
 
 
 def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
-    """Return the name of transformers' class for a model.
+    """Return the name of the transformers class for a model with this `config`.
 
     `pair_heads` says whether the model has pooler and next-sentence head.
     """
