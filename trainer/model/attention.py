@@ -1,9 +1,9 @@
 """Self-attention over packed sequences: a token attends only to its own sequence.
 
 attention() has four backends. On a CPU, attention_cpu.py takes one sequence after another. On a GPU in bf16 or fp16,
-our own kernel takes short sequences and flash attention long ones, both directly on the packed tokens. The fourth pads
-each sequence to a row and calls scaled_dot_product_attention. It is the reference in tests, and the fallback (fp32 on a
-GPU, torch.compile on a CPU).
+our own kernel takes short sequences and flash attention takes long ones, both directly on the packed tokens. The fourth
+backend pads each sequence to a row and calls scaled_dot_product_attention. It is the reference in tests, and the
+fallback in all other cases (fp32 on a GPU, torch.compile on a CPU).
 """
 
 from __future__ import annotations
