@@ -102,10 +102,10 @@ def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resource
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
     """Return the amount of each logical resource, by name, after the cluster has grown to its limits.
 
-    The amount is the present amount or the limit, whichever is larger. `present` holds the present amounts. `config`
-    holds the limits if the service that runs the cluster tells Ray the limits, and otherwise is None. Ray's own
-    autoscalers do not tell them. Instead, the amounts of the resources grows_to_GPU and grows_to_CPU in `present` are
-    limits.
+    The amount is the present amount or the limit, whichever is larger. `present` holds the present amounts. Some
+    services that run clusters tell Ray the limits; then `config` holds the limits, and otherwise it is None. Ray's own
+    autoscalers do not tell the limits. In their clusters, `present` has two more resources, grows_to_GPU and
+    grows_to_CPU, whose amounts are the limits.
     """
     most = config or {}
     largest = {name: max(present.get(name, 0.0), float(most.get(name, 0))) for name in {*present, *most}}

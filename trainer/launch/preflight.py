@@ -181,7 +181,7 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Check that no document that a branch holds out was trained on, neither by the branch nor before it began.
+    """Check that no document that a branch holds out was trained on, neither by the branch nor before the branch began.
 
     A branch is a run that starts from another run's checkpoint. `config` is the config of the branch. Returns warnings
     about what cannot be checked. Raises ConfigError if a held-out document was trained on.
