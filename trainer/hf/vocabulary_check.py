@@ -17,7 +17,7 @@ from pipeline import storage
 class Vocabulary:
     """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
-    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if the
+    `splitting` holds the parts "model", "normalizer" and "pre_tokenizer" of tokenizer.json by name. It is None if the
     folder has only a vocab.txt, which lists the tokens alone.
     """
 
@@ -26,7 +26,7 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """The sha256 over all fields. A data set's manifest has this hash of its tokenizer under the key
+        """The sha256 over all fields. A data set's manifest stores the hash of the data set's tokenizer as
         `vocabulary_hash`."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Converts the trainer's weights and settings to transformers' names and back.
 
-A post-LN model is transformers' `bert`, and a pre-LN model `megatron-bert`. The export and pretrained.py use these
-functions. All tensors are the same on both sides, with two exceptions: for transformers, the word table loses its
-padding rows, and qkv is split into query, key and value.
+trainer.export converts to transformers' names, and pretrained.py converts back. A post-LN model is transformers'
+`bert`, and a pre-LN model `megatron-bert`. All tensors are the same on both sides, with two exceptions: for
+transformers, the word table loses its padding rows, and qkv is split into query, key and value.
 """
 
 from __future__ import annotations
