@@ -79,9 +79,9 @@ def export(
 
     `source` is a checkpoint folder or a run directory. From a run directory, the newest valid checkpoint is exported by
     default. If `step` is given, the checkpoint of this step is exported. If `best` is true, the checkpoint with the
-    lowest held-out loss is exported. Only checkpoints count for this that still exist and whose evaluations are
-    comparable with the newest evaluation (retention.COMPARABLE). `data` is the new place of the data set, if the data
-    set was moved. `dtype` is a key of DTYPES.
+    lowest held-out loss is exported; its evaluation must be comparable with the newest evaluation
+    (retention.COMPARABLE), and it must still exist. `data` is the new place of the data set, if the data set was moved.
+    `dtype` is a key of DTYPES.
 
     Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the length of
     the longest trained row), README.md and MARKER (a list of the files). The weights have transformers' names. Like in
