@@ -65,8 +65,9 @@ class BertForPretraining(nn.Module):
     them, and exports leave them out.
 
     Weights are drawn from a normal distribution truncated at two standard deviations, as in google-research/bert. The
-    deviation is 0.02, or what config.initial_weights says. Each tensor has a random generator of its own, seeded from
-    `seed` and the tensor's name. Biases are zero and LayerNorm weights one.
+    deviation is 0.02. Each tensor has a random generator of its own, seeded from `seed` and the tensor's name. Biases
+    are zero and LayerNorm weights one. With initial_weights=scaled in the config, the deviations differ, and so does
+    the first layer of the masked-LM head.
     """
 
     def __init__(self, config: ModelConfig, *, vocabulary_size: int, seed: int = 0) -> None:

@@ -3,7 +3,7 @@
 Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
 rows are on chip, backward also sums, in a fixed order, the gradients of weight, bias and branch_bias (the bias of the
 linear layer that computed branch). Backward recomputes residual + dropout(branch), which is not stored. The dropout
-mask is that of dropout.keep_hash.
+mask is the same as in dropout.keep_hash.
 """
 
 from __future__ import annotations
