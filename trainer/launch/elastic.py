@@ -182,8 +182,7 @@ class GroupWatch:
         return reason
 
     def end_group(self) -> None:
-        """Drop the requests for places on nodes. The group of workers ends, and the next group needs these places
-        itself."""
+        """Drop the requests for places on nodes, because the next group of workers needs these places itself."""
         if self._pending is not None:
             self._pending.drop()
 

@@ -1,8 +1,9 @@
 """Restart the workers from the last checkpoint, after a worker was lost or to continue with more or fewer workers.
 
 The setting max_restarts limits how often workers may be lost without a new checkpoint in between. So a run that fails
-at once ends soon, but a long run survives any number of losses. Bad input is not retried. A restart costs the time to
-start the workers, and the steps since the checkpoint, which are repeated.
+again and again without a new checkpoint ends soon, but a long run that writes checkpoints survives any number of
+losses. Bad input is not retried. A restart costs the time to start the workers, and the steps since the checkpoint,
+which are repeated.
 """
 
 from __future__ import annotations
