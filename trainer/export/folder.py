@@ -1,7 +1,7 @@
 """Writes a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
-OUT is never half written: files are written to a folder beside it, which is then renamed. The export needs no
-DeepSpeed, transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
+Files are written to a folder beside OUT, which is then renamed to OUT. So OUT is never half written. The export needs
+no DeepSpeed, transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ def export(
 ) -> Export:
     """Export a checkpoint to the folder `out` and return what was written.
 
-    `source` is a checkpoint folder or a run directory. Of a run directory, the newest valid checkpoint is exported. If
-    `step` is given, the checkpoint of that step is exported instead. If `best` is true, it is the checkpoint with the
-    lowest held-out loss, among those that still exist and whose evaluations are comparable with the newest evaluation
-    (retention.COMPARABLE). `data` is the new place of the data set, if it was moved. `dtype` is a key of DTYPES.
+    `source` is a checkpoint folder or a run directory. From a run directory, the newest valid checkpoint is exported by
+    default. If `step` is given, the checkpoint of this step is exported. If `best` is true, the checkpoint with the
+    lowest held-out loss is exported; its evaluation must be comparable with the newest evaluation
+    (retention.COMPARABLE), and it must still exist. `data` is the new place of the data set, if the data set was moved.
+    `dtype` is a key of DTYPES.
 
     Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the length of
     the longest trained row), README.md and MARKER (a list of the files). The weights have transformers' names. Like in
     save_pretrained, the tied decoder is left out. Pooler and next-sentence head are left out if nothing trained them.
-    One rename replaces an earlier export in `out`. Raises ValueError (ExportError, CheckpointError, DataSetError) and
-    then leaves `out` unchanged.
+    One rename replaces an earlier export in `out`. On an error, raises ValueError (ExportError, CheckpointError,
+    DataSetError) and leaves `out` unchanged.
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
@@ -195,9 +196,9 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
 def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
     """Return (length in tokens of the longest trained row, whether next-sentence prediction was trained).
 
-    Older checkpoints do not record these facts. Then both results come from the manifests of the phases (parts of the
-    run) up to the phase with index `phase`, whose manifest is `manifest`. If an earlier manifest cannot be read, or if
-    training started from given weights, the second result is True.
+    Newer checkpoints record both facts. For an older checkpoint, both are taken from data sets' manifests: `manifest`,
+    which belongs to the phase (part of the run) with index `phase`, and the manifests of all earlier phases. If an
+    earlier manifest cannot be read, or if training started from given weights, the second result is True.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]
@@ -221,7 +222,7 @@ def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
 
 
 def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
-    """Return the manifest of the data set in `root`, and a dict from the names of its tokenizer files to their paths.
+    """Return the manifest of the data set in `root`, and the paths of the data set's tokenizer files by file name.
 
     Raises ExportError if a file is missing or its hash differs from the manifest's.
     """
@@ -276,9 +277,9 @@ def _write_folder(
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """Write `length` into `file` as the number of tokens to which the tokenizer cuts text with `truncation=True`.
+    """Write into `file` (tokenizer_config.json) that the tokenizer cuts text to `length` tokens with `truncation=True`.
 
-    Positions after `length` were never trained. `file` is tokenizer_config.json.
+    The model was not trained on positions after `length`.
     """
     tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)

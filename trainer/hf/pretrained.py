@@ -59,9 +59,10 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
     """Overwrite a model's weights with those in `folder`. Call this before building the Engine.
 
     `folder` is an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
-    Megatron forms. Its vocabulary must equal that in `data_tokenizer` (DATA/tokenizer). Returns whether the folder has
-    pooler and next-sentence head. If it has not (ForMaskedLM), the weights of the model's own pooler and head stay as
-    they are. Raises ValueError that names the folder, the difference and the remedy; the model is then unchanged.
+    Megatron forms. Its vocabulary must equal the vocabulary in `data_tokenizer` (DATA/tokenizer). Returns whether the
+    folder has pooler and next-sentence head. If the folder lacks both (ForMaskedLM), the weights of the model's own
+    pooler and head stay as they are. If the folder does not fit, raises ValueError that names the folder, the
+    difference and the remedy, and leaves the model unchanged.
     """
     source = locate(folder)
     settings = read_config(source)
@@ -76,7 +77,10 @@ def load_model(folder: str | Path) -> BertForPretraining:
 
 
 def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
-    """Return (the model as load_model returns it, whether the folder has pooler and next-sentence head)."""
+    """Return the model in `folder`, and whether the folder has pooler and next-sentence head.
+
+    The model is in evaluation mode, fp32, on the CPU. Raises ValueError if it cannot be read.
+    """
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
@@ -86,25 +90,25 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return a copy of `config`. Of size, positions, activation and norm, the copy takes from `folder`'s model those
-    that `config` does not set.
+    """Return a copy of `config` that fits the model in `folder`.
 
-    Raises PretrainedError if the folder's model is not supported.
+    Size, positions, activation and norm are those of the folder's model, unless `config` sets them. Raises
+    PretrainedError if the folder's model is not supported.
     """
     source = locate(folder)
     return take_shape(config, model_config(read_config(source), folder=source))
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return a copy of `config`. Of size, positions, activation and norm, the copy takes from `other` those that
-    `config` does not set."""
+    """Return a copy of `config` in which size, positions, activation and norm are those of `other`, unless `config`
+    sets them."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 
 
 @torch.no_grad()
 def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
-    """Check all weights in `folder`, then copy them into `model`, whose config must be that of the folder.
+    """Check all weights in `folder`, then copy them into `model`, whose config must be that of the folder's model.
 
     Returns whether the folder has pooler and next-sentence head. Raises PretrainedError if a name or shape does not
     fit.
@@ -210,7 +214,7 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
 
 
 def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
-    """Raise PretrainedError if a model of `config` with the folder's weights would not give the folder's logits.
+    """Raise PretrainedError if a model of `config` with the folder's weights would give other logits than the folder's.
 
     `settings` is the content of the folder's config.json.
     """
@@ -240,10 +244,10 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
-    """Return all tensors, by their stored names, of model.safetensors, or of the several files that an index file
-    lists.
+    """Return all tensors of a model folder by their stored names.
 
-    Raises PretrainedError if a file is missing or damaged.
+    The tensors are in model.safetensors or, if this file is missing, in the files that an index file lists. Raises
+    PretrainedError if a file is missing or damaged.
     """
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
@@ -267,8 +271,8 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
 def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
     """Return the tensors by transformers' current names, without the second copies of tied tensors.
 
-    Old names are LayerNorm.gamma and beta (early TensorFlow conversions), and names without the prefix `bert.`. Raises
-    PretrainedError if a copy differs from the tensor that it should equal.
+    Old names are replaced: LayerNorm.gamma and LayerNorm.beta (early TensorFlow conversions), and names without the
+    prefix `bert.`. Raises PretrainedError if a second copy differs from the first.
     """
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():

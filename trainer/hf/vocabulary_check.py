@@ -17,8 +17,8 @@ from pipeline import storage
 class Vocabulary:
     """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
-    `splitting` maps "model", "normalizer" and "pre_tokenizer" to these parts of tokenizer.json. It is None if only the
-    tokens are known, from a vocab.txt.
+    `splitting` holds the parts "model", "normalizer" and "pre_tokenizer" of tokenizer.json by name. It is None if the
+    folder has only a vocab.txt, which lists the tokens alone.
     """
 
     tokens: tuple[str, ...]
@@ -26,7 +26,7 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """The sha256 over all fields. A data set's manifest has this hash of its tokenizer under the key
+        """The sha256 over all fields. A data set's manifest stores the hash of the data set's tokenizer as
         `vocabulary_hash`."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -64,10 +64,10 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
 
 
 def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
-    """Raise ValueError if the tokenizer of the model in `folder` differs from the data set's in `data_tokenizer`.
+    """Raise ValueError if the model's tokenizer in `folder` differs from the data set's tokenizer in `data_tokenizer`.
 
     The message names the first difference. If one of the two folders has only vocab.txt, only the tokens are compared,
-    because vocab.txt does not define the normalisation.
+    because vocab.txt does not define how text is split.
     """
     model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
     if model.hash == data.hash:

@@ -1,8 +1,8 @@
 """Converts the trainer's weights and settings to transformers' names and back.
 
-A post-LN model is transformers' `bert`, and a pre-LN model `megatron-bert`. The export and pretrained.py use these
-functions. All tensors are the same on both sides, with two exceptions: for transformers, the word table loses its
-padding rows, and qkv is split into query, key and value.
+trainer.export converts to transformers' names, and pretrained.py converts back. A post-LN model is transformers'
+`bert`, and a pre-LN model `megatron-bert`. All tensors are the same on both sides, with two exceptions: for
+transformers, the word table loses its padding rows, and qkv is split into query, key and value.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
     """Return transformers' names for the trainer's parameter `name`, in a model with model.norm=`norm`.
 
-    There is one name, or three for qkv, whose tensors must then be concatenated along dimension 0.
+    A parameter of a qkv layer has three names. Concatenate the tensors of these names along dimension 0 to get the
+    parameter. All other parameters have one name.
     """
     module, _, leaf = name.rpartition(".")
     layer = _LAYER.fullmatch(module)
@@ -73,8 +74,8 @@ def to_transformers(
 ) -> dict[str, Tensor]:
     """Return the tensors by name, as save_pretrained of transformers' ForPreTraining class would write them.
 
-    `parameters` are the trainer's parameters by name. The tied decoder is left out. Of the word table only the first
-    `vocabulary_size` rows remain. With pair_heads=False the tensors are those of the ForMaskedLM class.
+    `parameters` are the trainer's parameters by name. The tied decoder is left out, and the word table is cut to its
+    first `vocabulary_size` rows. With pair_heads=False the tensors are those of the ForMaskedLM class.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -88,15 +89,15 @@ def to_transformers(
 
 
 def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) -> Tensor:
-    """Return the trainer's parameter `name`, made from transformers' `tensors`; the word table has no padding rows.
+    """Return the trainer's parameter `name`, made from transformers' `tensors`.
 
-    Raises KeyError if a tensor is missing.
+    Unlike in the trainer, the word table returned has no padding rows. Raises KeyError if a tensor is missing.
     """
     return torch.cat([tensors[target] for target in transformers_names(name, norm=norm)])
 
 
 def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
-    """Return the name of transformers' class for a model.
+    """Return the name of the transformers class for a model with this `config`.
 
     `pair_heads` says whether the model has pooler and next-sentence head.
     """

@@ -98,14 +98,13 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def resolve_micro_batch(
     config: TrainerConfig, *, plan_config: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """Choose `batch.greatest_slot`, the maximum number of tokens of a micro-batch, so that a micro-batch fits the
-    smallest GPU. A value that the config states is kept.
+    """Choose `batch.greatest_slot`, the largest number of tokens of a micro-batch, so that it fits the smallest GPU.
 
-    If the run's data plan (order of rows) has begun, `plan_config` is the config with which the plan began, and the
-    value is copied from `plan_config`. Otherwise `plan_config` is None. The value stays null if no GPU is used, if the
-    memory of the smallest GPU is unknown, or if this memory can hold a micro-batch of LARGEST_DERIVED_MICRO_BATCH
-    tokens. `manifests` holds the manifest of each phase's data set. Returns the config, the smallest GPU (None if
-    unknown), and lines for the user.
+    A value that the config states is kept. Otherwise, if the run's data plan (order of rows) has begun, the value is
+    copied from `plan_config`, the config with which the plan began. If the plan has not begun, `plan_config` is None.
+    The value stays null if no GPU is used, if the memory of the smallest GPU is unknown, or if this memory can hold a
+    micro-batch of LARGEST_DERIVED_MICRO_BATCH tokens. `manifests` holds the manifest of each phase's data set. Returns
+    the config, the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [

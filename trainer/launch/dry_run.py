@@ -127,8 +127,8 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
     """Yield lines with the run's hours and price at the rate that `options` state or that the run itself has measured.
 
-    If there is no such rate, the lines say so. They then also list rates of several GPUs, unless device=cpu. `tokens`
-    is the number of tokens in the steps still to do, and `work` is the number of model FLOPs in these steps.
+    If there is no such rate, the lines say so, and list the rates of several GPUs unless device=cpu. `tokens` is the
+    number of tokens in the steps still to do, and `work` is the number of model FLOPs in these steps.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
@@ -219,8 +219,8 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
 def _describe_remote_cluster(config: TrainerConfig, address: str) -> str:
     """Return a line that says whether the workers fit the cluster whose dashboard is at `address`.
 
-    The dashboard is asked, because a process outside the cluster cannot join the cluster. Raises ConfigError if the
-    workers do not fit.
+    This process is outside the cluster and cannot join it, so it asks the dashboard. Raises ConfigError if the workers
+    do not fit.
     """
     from trainer.launch import ray_dashboard, ray_train
     from trainer.launch.elastic import largest_resources

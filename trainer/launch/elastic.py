@@ -1,8 +1,9 @@
 """Watch a Ray cluster, to learn which nodes will go away and whether there is room for more workers.
 
-By itself, Ray Train would end the workers without a checkpoint when the cluster grows, and it would count nodes that
-will soon go away as room for workers. So the driver (the process of the command) inspects the nodes itself, and asks
-the workers to write a checkpoint and end. Each inspection makes three calls to Ray's head node.
+When the cluster grows, Ray Train by itself would end the workers without a checkpoint. It would also count nodes that
+will soon go away as room for workers. So the driver (the process of the command) inspects the nodes itself. If a node
+will go away or there is room, it asks the workers to write a checkpoint and end. Each inspection makes three calls to
+Ray's head node.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ def count_places(nodes: Mapping[str, Resources], *, per_worker: Resources, witho
 def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
     """Return the largest number of workers that may run at once, between `least` and `most`.
 
-    Each worker needs the resources `per_worker`. If nodes are leaving, the workers must fit on the nodes that stay. If
-    none is leaving, the present nodes set no limit for workers on GPUs, because an autoscaler may add nodes. Workers on
-    CPUs must always fit the present CPUs and leave INGEST_CPUS of them for reading data.
+    Each worker needs the resources `per_worker`. If some nodes will go away, the workers must fit on the nodes that
+    stay. Otherwise the present nodes set no limit for workers on GPUs, because an autoscaler may add nodes. Workers on
+    CPUs must always fit the CPUs of the nodes that stay, and leave INGEST_CPUS CPUs for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -90,8 +91,8 @@ def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resource
 
     Each worker needs the resources `per_worker`. If at least `least` workers fit on the present nodes, return the
     number that fit. A larger request could hang, because Ray Train still counts nodes that have just gone. If fewer
-    fit, Ray has to wait for nodes anyway, so return the largest size that the cluster could reach (max_group_size).
-    While a group is smaller than that, PendingPlacements asks the autoscaler for room for the other workers.
+    than `least` fit, Ray has to wait for nodes anyway. Then return the largest number that the cluster could reach (see
+    max_group_size).
     """
     max_size = max_group_size(nodes, least=least, most=most, per_worker=per_worker)
     places = count_places(nodes.total, per_worker=per_worker, without=nodes.leaving)
@@ -99,12 +100,12 @@ def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resource
 
 
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
-    """Return the amount of each logical resource, by name, after the cluster has grown to its limits. The amount is the
-    present amount or the cluster's limit, whichever is larger.
+    """Return the amount of each logical resource, by name, after the cluster has grown to its limits.
 
-    `present` holds the present amounts. `config` holds the limits, if the service that runs the cluster tells them to
-    Ray. Ray's own autoscalers do not tell them, so `present` also has resources that state limits: grows_to_GPU and
-    grows_to_CPU.
+    The amount is the present amount or the limit, whichever is larger. `present` holds the present amounts. Some
+    services that run clusters tell Ray the limits; then `config` holds the limits, and otherwise it is None. Ray's own
+    autoscalers do not tell the limits. In their clusters, `present` has two more resources, grows_to_GPU and
+    grows_to_CPU, whose amounts are the limits.
     """
     most = config or {}
     largest = {name: max(present.get(name, 0.0), float(most.get(name, 0))) for name in {*present, *most}}
@@ -126,8 +127,10 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Make new requests or drop old ones until there are `count` requests. Return how many of these requests are
-        granted."""
+        """Make new requests to the autoscaler, or drop old requests, until there are `count` requests.
+
+        Return how many of these requests are granted.
+        """
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -135,7 +138,7 @@ class PendingPlacements:
         return sum(bool(group.wait(timeout_seconds=0)) for group in self._groups)
 
     def drop(self) -> None:
-        """Drop all requests, and free the resources that granted requests reserved."""
+        """Drop all requests to the autoscaler, and free the resources that granted requests reserved."""
         self.keep(0)
 
 
@@ -165,7 +168,7 @@ class GroupWatch:
         self._grew_from = 0
 
     def reason_to_pause(self, worker_nodes: Sequence[str], *, world_size: int) -> str | None:
-        """Return why the group should write a checkpoint and end now, or None if it should continue.
+        """Return why the group of workers should write a checkpoint and end now, or None if it should continue.
 
         `worker_nodes` lists the node of each worker that has started. As long as fewer than `world_size` workers have
         started, return None. If the last restart did not get more workers (another job took the room), the time until
@@ -179,7 +182,7 @@ class GroupWatch:
         return reason
 
     def end_group(self) -> None:
-        """Drop the requests for places, because the group ends and the next group needs these places itself."""
+        """Drop the requests for places on nodes, because the next group of workers needs these places itself."""
         if self._pending is not None:
             self._pending.drop()
 
@@ -207,8 +210,11 @@ class GroupWatch:
 
 
 def wait_for_node_list(nodes: Collection[str]) -> None:
-    """Wait until each node in `nodes` has answered, or Ray knows that the node is gone. Then Ray's list of nodes is up
-    to date. Stop waiting after NODE_LIST_TIMEOUT_S seconds."""
+    """Wait until Ray's list of nodes is up to date.
+
+    The list is up to date when each node in `nodes` has answered or Ray knows that the node is gone. Stop waiting after
+    NODE_LIST_TIMEOUT_S seconds.
+    """
     answer = ray.remote(num_cpus=0, max_retries=0)(_answer)
     calls = [
         answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
@@ -218,4 +224,4 @@ def wait_for_node_list(nodes: Collection[str]) -> None:
 
 
 def _answer() -> None:
-    """Do nothing. If Ray has run this function on a node, the node is alive."""
+    """Do nothing. wait_for_node_list runs this function on a node to see that the node is alive."""

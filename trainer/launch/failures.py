@@ -39,17 +39,17 @@ class WorkerError(RuntimeError):
 
 
 class ClusterError(WorkerError):
-    """Raised if Ray itself was lost or cannot start the workers. Only a new command can then start them again."""
+    """Raised if Ray itself was lost or cannot start the workers. The command then ends; a new command can continue the
+    run."""
 
 
 def raise_first(failures: list[WorkerFailure]) -> None:
-    """Raise an error for the failure in `failures` that caused the other failures. If there are no failures, do
-    nothing.
+    """Raise an error for the failure that caused the other failures in `failures`. Do nothing if `failures` is empty.
 
-    Bad input raises ConfigError, and anything else WorkerError with the traceback. When one worker fails, the others
-    fail a moment later in a collective operation, so the earliest failure is the cause. There are two exceptions.
-    Reports of bad input come before all other failures. Among them, the report of rank 0 comes first, because rank 0
-    knows what all workers reported.
+    When one worker fails, the other workers fail a moment later in a collective operation. So the earliest failure is
+    the cause, with two exceptions. A report of bad input comes before all other failures. If several workers report bad
+    input, the report of rank 0 comes first, because rank 0 knows what all workers reported. The error is ConfigError
+    for bad input, and otherwise WorkerError with the traceback.
     """
     if not failures:
         return

@@ -56,7 +56,10 @@ def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
 
 
 def describe_origin(gpu: str, *, size: str) -> str:
-    """Return a phrase for the user: whether the training rate of `gpu` was measured or is assumed (see tflops_of)."""
+    """Return a phrase that tells the user whether the training rate of `gpu` was measured or is assumed.
+
+    `gpu` is a key of PEAK_TFLOPS, and `size` is the model's size, such as base.
+    """
     if tflops_of(gpu, size=size)[1]:
         return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
     return f"not measured for BERT {size} on {gpu}: assumes the same share of peak as an H200"
@@ -82,10 +85,11 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 
 
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
-    """Yield the lines of a table with one row for each GPU in SHOWN_GPUS. A row states the tokens per second of one
-    such GPU, and the hours that the run takes on `config.workers` GPUs of this kind.
+    """Yield the lines of a table of training rates, with one row for each GPU in SHOWN_GPUS.
 
-    `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in these steps.
+    A row states the tokens per second of one GPU of this kind, and the hours that the run takes on `config.workers`
+    such GPUs. `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in
+    these steps.
     """
     size, gpus = config.model.size, count_of(config.workers, "GPU")
     yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"

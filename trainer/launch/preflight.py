@@ -148,12 +148,11 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Return the config with the model's size, positions, activation and norm filled in, if model.initialize_from is
-    set.
+    """Return the config with the model's size, positions, activation and norm filled in.
 
-    Values that the config does not state are those of the model in the folder model.initialize_from. If the run has
-    begun, this folder may be gone, so the values come from `saved`, the config that the run stored (None: it has not
-    begun).
+    Only a config with model.initialize_from is changed. A value that this config does not state is taken from the model
+    in the folder model.initialize_from. If the run has begun, this folder may be gone, so the value is taken from
+    `saved`, the config that the run stored. `saved` is None if the run has not begun.
     """
     folder = config.model.initialize_from
     if folder is None:
@@ -166,9 +165,9 @@ def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the source's config if the branch continues the source's plan (order of the data), otherwise None.
+    """Return the source's config, or None if the branch does not continue the source's plan (order of the data).
 
-    `config` is the config of the branch, a run that starts from another run's checkpoint. The source is that other run.
+    A branch is a run that starts from a checkpoint of another run, the source. `config` is the config of the branch.
     """
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
@@ -182,11 +181,10 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Check that neither a branch nor its source trained on documents that the branch holds out.
+    """Check that no document that a branch holds out was trained on, neither by the branch nor before the branch began.
 
-    `config` is the config of the branch, a run that starts from another run's checkpoint. The source is that other run.
-
-    Returns warnings about what cannot be checked. Raises ConfigError if a held-out document was trained on.
+    A branch is a run that starts from another run's checkpoint. `config` is the config of the branch. Returns warnings
+    about what cannot be checked. Raises ConfigError if a held-out document was trained on.
     """
     verified = {each.phase.config.data for each in phases}
     trained, lost = read_trained(config, phases=phases)
@@ -208,10 +206,11 @@ def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]
 
 
 def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
-    """Raise ValueError if the data set's rows have more tokens than the model has positions, or if the model in the
-    folder model.initialize_from does not fit the config and the data set's vocabulary.
+    """Raise ValueError if the data set or the model in the folder model.initialize_from does not fit the config.
 
-    If `begun`, the run has checkpoints and no longer reads this folder. Then the folder may be gone and is not checked.
+    The rows of the data set must not have more tokens than the model has positions. The model in the folder must also
+    have the data set's vocabulary. If `begun`, the run has checkpoints and no longer reads this folder. So the folder
+    may be gone and is not checked.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
@@ -257,8 +256,10 @@ def _get(config: TrainerConfig, key: str) -> str | None:
 
 
 def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
-    """Return a copy of `node` (settings, or a tuple of settings) in which one field is `value`. `parts` is the path to
-    this field, such as phases, 1, data."""
+    """Return a copy of `node` (settings, or a tuple of settings) in which one field is `value`.
+
+    `parts` is the path to this field, for example ("phases", "1", "data").
+    """
     if not parts:
         return value
     head, rest = parts[0], parts[1:]

@@ -66,9 +66,10 @@ def run_in_processes(
     """Run all workers to the end and return their outcome.
 
     `say` shows a line to the user, and `lease_token` belongs to the job's lease (sole right to write) on the run
-    directory. If `watch` is given, each worker runs inside the context manager `watch(link, place)`, and uses the link
-    that it yields in place of `link`, the worker's connection to this process. `watch` must be picklable. Raises
-    ConfigError for bad input, and WorkerError for any other failure. The message names the worker.
+    directory. `watch`, if given, must be picklable. Each worker then calls `watch(link, place)`, where `link` is the
+    worker's connection to this process. The call returns a context manager, inside which the worker runs. This context
+    manager yields the link that the worker uses in place of `link`. Raises ConfigError for bad input, and WorkerError,
+    whose message names the worker, for any other failure.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -132,7 +133,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
 
 
 def _receive(link: Connection) -> str | WorkerFailure | Outcome | None:
-    """Return a child's next message, or None if the child has closed its end of the pipe."""
+    """Return the next message of a worker process, or None if the process has closed its end of the pipe."""
     try:
         message: str | WorkerFailure | Outcome = link.recv()
         return message
@@ -159,7 +160,8 @@ def _end(children: list[BaseProcess]) -> None:
 
 
 class _PipeLink:
-    """A worker's connection to its parent through a pipe. The parent sends a stop signal to ask the worker to stop."""
+    """A worker's connection through a pipe to its parent process. The parent sends a signal to ask the worker to
+    stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

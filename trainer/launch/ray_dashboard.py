@@ -1,4 +1,4 @@
-"""Ask a Ray cluster's dashboard over HTTP, without joining the cluster.
+"""Ask the dashboard of a Ray cluster over HTTP for the cluster's resources, without joining the cluster.
 
 In this module RAY_ADDRESS is the dashboard's URL, the same as for `ray job submit`.
 """

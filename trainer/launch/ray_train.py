@@ -1,8 +1,9 @@
 """Run the workers under Ray Train, on the cluster at RAY_ADDRESS (set in a submitted job) or on a local Ray.
 
-Before it starts anything, this module checks that the logical CPUs and GPUs suffice for the workers and for reading
-data, because Ray would wait for them silently. A group of workers (all workers of one start) ends with a checkpoint if
-a node will go away or there is room for more workers (elastic.py). Then restarts.py starts the next group.
+If CPUs or GPUs are missing, Ray waits for them silently. So before it starts anything, this module checks that the
+logical CPUs and GPUs suffice for the workers and for reading data. A group of workers (all workers of one start) ends
+with a checkpoint if a node will go away or there is room for more workers (elastic.py). Then restarts.py starts the
+next group.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
 
 def join_cluster(config: TrainerConfig) -> None:
-    """Connect to the cluster at RAY_ADDRESS, unless connected. Raises ClusterError with Ray's reason if that fails.
+    """Connect to the cluster at RAY_ADDRESS, unless this process is connected already.
 
-    The connection is kept, because Ray deletes a job's working directory when the job's driver disconnects.
+    The connection stays open, because Ray deletes a job's working directory when the job's driver disconnects. Raises
+    ClusterError with Ray's reason if connecting fails.
     """
     if not ray.is_initialized():
         _set_ray_defaults(config)
@@ -107,9 +109,10 @@ def _set_ray_defaults(config: TrainerConfig) -> None:
 
 
 def connect(*, attempts: int, **arguments: Any) -> None:
-    """Call ray.init with `arguments`, up to `attempts` times. Raises ClusterError with Ray's reason if all fail.
+    """Call ray.init with `arguments`. If it fails, try again, up to `attempts` times in all.
 
-    Ray gives its processes 30 s to start, which is too short on a busy machine.
+    Ray gives its processes 30 s to start. On a busy machine this may be too short, and then another attempt helps.
+    Raises ClusterError with Ray's reason if all attempts fail.
     """
     for attempt in range(1, attempts + 1):
         try:
@@ -133,11 +136,12 @@ def object_store_bytes(config: TrainerConfig) -> int:
 
 
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
-    """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
+    """Check that Ray can hold the workers, and return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources` maps each logical resource to Ray's amount of it, after an autoscaler has started all nodes that it may.
-    `cluster` says whether Ray is a cluster, for the error messages. With min_workers, room for this number suffices.
-    Raises ConfigError if there will never be enough room, because Ray itself would wait silently.
+    `resources` maps each logical resource to the amount that Ray has after an autoscaler has started all nodes that it
+    may. `cluster` says whether Ray is a cluster, for the error messages. If min_workers is set, room for min_workers
+    workers is enough. Raises ConfigError if there will never be enough room. Without this check, Ray would wait
+    silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -168,8 +172,9 @@ def run_on_ray(
 ) -> Outcome:
     """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
-    `watch` may end the group early. All groups of one command share it (None: this group gets its own). Raises
-    ConfigError for bad input, and WorkerError, which names the worker, for any other failure.
+    `watch` may end the group early. One GroupWatch serves all groups of a command. If `watch` is None, this group gets
+    a GroupWatch of its own. Raises ConfigError for bad input, and WorkerError for any other failure. The WorkerError
+    names the worker, if a worker caused the failure.
     """
     watch = watch or GroupWatch(config, per_worker=resources_of(config))
     system, folder = (None, config.output)
@@ -220,8 +225,8 @@ def run_on_ray(
 def start_ray_data_actors_here() -> None:
     """Start Ray Data's two long-lived actors on the driver's node.
 
-    Otherwise the first worker that reads data would start them on a GPU node. The actors outlive the job, so that node
-    would never count as idle and never be removed.
+    Otherwise the first worker that reads data would start these actors on a GPU node. Because the actors outlive the
+    job, the GPU node would never count as idle and never be removed.
     """
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.data._internal.stats import get_or_create_stats_actor
@@ -236,7 +241,11 @@ def resources_of(config: TrainerConfig) -> dict[str, float]:
 
 
 def scaling_config(config: TrainerConfig) -> ScalingConfig:
-    """Return Ray's settings for the workers to request now. GroupWatch resizes; Ray's own way writes no checkpoint."""
+    """Return the settings that tell Ray Train how many workers to start now, and with which resources.
+
+    The settings switch off Ray Train's own resizing, because it stops the workers without a checkpoint. GroupWatch
+    decides when to change the number of workers instead.
+    """
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
         max_workers = elastic.next_group_size(
@@ -254,11 +263,12 @@ def scaling_config(config: TrainerConfig) -> ScalingConfig:
 def serve_workers(
     fit: _FitThread, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Until `fit` ends, show the workers' lines, say what Ray waits for, and pass on the user's request to stop.
+    """Show the workers' lines, say what Ray waits for, and pass on the user's request to stop, until `fit` ends.
 
-    `fit` is the thread in which Ray Train runs. If `watch` gives a reason, the workers are asked to stop early. Returns
-    the node id of each worker that started. Raises ClusterError if no worker starts within start_timeout_s (and a
-    margin); if the number of workers is fixed, Ray itself raises an error before that.
+    `fit` is the thread in which Ray Train runs. If `watch` finds a reason to end the group of workers early, the
+    workers are asked to write a checkpoint and stop. Returns the node id of each worker that started. Raises
+    ClusterError if no worker starts within start_timeout_s and a margin. If the number of workers is fixed, Ray itself
+    raises an error earlier.
     """
     stop_sent = has_started = False
     worker_nodes: tuple[str, ...] = ()
@@ -299,7 +309,8 @@ def serve_workers(
 
 
 def raise_lost(error: Exception) -> None:
-    """Raise a WorkerError that names the lost workers, if `error` is Ray's report of lost workers."""
+    """Raise a WorkerError that names the lost workers, if `error` is Ray's report of lost workers. Otherwise do
+    nothing."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -311,7 +322,7 @@ def raise_lost(error: Exception) -> None:
 
 @contextmanager
 def raise_cluster_error_if_lost() -> Iterator[None]:
-    """Turn a RayError in the `with` block, which means that Ray or the driver's node was lost, into a ClusterError."""
+    """Raise ClusterError if the `with` block raises a RayError, which means that Ray or the driver's node was lost."""
     try:
         yield
     except RayError as error:
@@ -330,7 +341,7 @@ def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
 class _FitThread(threading.Thread):
     """Runs TorchTrainer.fit() in a thread, while the main thread handles signals and shows the workers' lines.
 
-    In the main thread, Ray would handle SIGINT itself and abort the workers in the middle of a step.
+    If fit() ran in the main thread, Ray would handle SIGINT itself and abort the workers in the middle of a step.
     """
 
     def __init__(self, trainer: TorchTrainer) -> None:
@@ -347,10 +358,9 @@ class _FitThread(threading.Thread):
 
 
 class _MailboxLink:
-    """A worker's connection to the driver through the DriverMailbox.
+    """A worker's connection to the driver (the process of the command) through the Ray actor DriverMailbox.
 
-    A thread waits for the request to stop. So stop_requested answers at once, without a call to the mailbox's Ray
-    actor.
+    A thread waits for the request to stop. So stop_requested answers at once, without a call to the actor.
     """
 
     def __init__(self, mailbox: Any) -> None:

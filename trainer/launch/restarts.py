@@ -1,8 +1,9 @@
 """Restart the workers from the last checkpoint, after a worker was lost or to continue with more or fewer workers.
 
 The setting max_restarts limits how often workers may be lost without a new checkpoint in between. So a run that fails
-at once ends soon, but a long run survives any number of losses. Bad input is not retried. A restart costs the time to
-start the workers, and the steps since the checkpoint, which are repeated.
+again and again without a new checkpoint ends soon, but a long run that writes checkpoints survives any number of
+losses. Bad input is not retried. A restart costs the time to start the workers, and the steps since the checkpoint,
+which are repeated.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from trainer.train import Outcome
 def run_attempts(
     attempt: Callable[[], Outcome], *, config: TrainerConfig, checkpoints: Checkpoints, say: Say, stop: StopRequest
 ) -> Outcome:
-    """Call `attempt`, which starts the workers, until the run is finished or asked to stop. Return the outcome of the
-    last call.
+    """Call `attempt`, which starts the workers, again and again until the run is finished or asked to stop.
 
-    `checkpoints` lists the run's checkpoints before the first call. If a call returns early although nobody asked the
-    run to stop, the next call may start another number of workers. Raises WorkerError once workers were lost more than
-    max_restarts times in a row without a new checkpoint. ClusterError and errors of the input are raised at once.
+    Returns the outcome of the last call. `checkpoints` lists the run's checkpoints before the first call. If a call
+    returns early although nobody asked the run to stop, the next call may start another number of workers. Raises
+    WorkerError once workers were lost more than max_restarts times in a row without a new checkpoint. ClusterError and
+    errors of the input are raised at once.
     """
     losses, newest = 0, checkpoints.newest_step
     while True:

@@ -61,7 +61,7 @@ phase's new length must fit the position in the data that the newest checkpoint 
 
 
 def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, checkpoints: Checkpoints) -> list[str]:
-    """Check that the output can be written and belongs to this run; write nothing.
+    """Check, without writing anything, that the output folder can be written and belongs to this run.
 
     `saved` is the config in the output's config.yaml (None: no such file), and `checkpoints` lists the checkpoints
     there. Returns lines that tell the user which settings changed since the run began. Raises ConfigError if the output

@@ -1,9 +1,9 @@
 """Self-attention over packed sequences: a token attends only to its own sequence.
 
 attention() has four backends. On a CPU, attention_cpu.py takes one sequence after another. On a GPU in bf16 or fp16,
-our own kernel takes short sequences and flash attention long ones, both directly on the packed tokens. The fourth pads
-each sequence to a row and calls scaled_dot_product_attention. It is the reference in tests, and the fallback (fp32 on a
-GPU, torch.compile on a CPU).
+our own kernel takes short sequences and flash attention takes long ones, both directly on the packed tokens. The fourth
+backend pads each sequence to a row and calls scaled_dot_product_attention. It is the reference in tests, and the
+fallback in all other cases (fp32 on a GPU, torch.compile on a CPU).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.model.layers import Linear
 
 
 class SequenceLayout(NamedTuple):
-    """Where each sequence lies in the packed tokens. Made once per micro-batch and shared by all layers."""
+    """Says where each sequence lies in the packed tokens. It is made once per micro-batch and shared by all layers."""
 
     offsets: Tensor
     """int32 [S + 1]: cumulative lengths of the S sequences, from 0 to T."""
@@ -34,8 +34,8 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 
     q, k and v come as one tensor, so that their gradients are written into one tensor. `dropout` is the probability of
     dropping an attention weight; pass 0 outside training. `seed` is int32 on the device of `qkv`, and only its first
-    element is used. Flash attention and, on GPUs, padded rows ignore `seed` and draw from torch's global generator.
-    This function does not wait for a GPU.
+    element is used. Two backends ignore `seed` and draw from torch's global generator: flash attention, and
+    attend_padded on a GPU. This function does not wait for a GPU.
     """
     if qkv.is_cpu and not torch.compiler.is_compiling():
         return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed)
@@ -47,10 +47,11 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 
 
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
-    """Return what `attention` returns, by the reference backend, which pads each sequence to layout.max_length tokens.
+    """Return softmax(q k^T / sqrt(d)) v of each sequence, [T, heads, d], with sequences padded to equal length.
 
-    On a CPU, `seed` gives the same dropout mask as in attention_cpu.py and in our GPU kernel. This mask is applied to
-    all attention weights at once, so all of them are in memory. On a GPU torch draws its own mask instead.
+    This is the reference for the other backends. On a CPU, `seed` gives the same dropout mask as in attention_cpu.py
+    and in our GPU kernel. Because this mask is applied to all attention weights at once, all of them are in memory. On
+    a GPU, `seed` is ignored and torch draws the mask.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
@@ -76,10 +77,11 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
 
 
 def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
-    """Return what `attention` returns, by flash attention 2, unpadded: for long sequences on a GPU in bf16 or fp16.
+    """Return softmax(q k^T / sqrt(d)) v of each sequence, [T, heads, d], by flash attention 2, without padding.
 
-    torch.nn.attention.varlen calls the same operator but without dropout. Here dropout takes 0.1 ms of a layer's 1.57
-    ms. With padded rows it takes 4.4 ms of 5.90 ms (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
+    It is for long sequences on a GPU in bf16 or fp16. torch.nn.attention.varlen calls the same operator but offers no
+    dropout. Of the 1.57 ms that a layer takes, dropout takes 0.1 ms. If sequences are padded, a layer takes 5.90 ms, of
+    which dropout takes 4.4 ms (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
     """
     query, key, value = qkv.unbind(1)
     offsets, max_length = layout
@@ -90,10 +92,11 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 
 
 def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
-    """Return what `attention` returns, by our deterministic kernel: for short sequences on a GPU in bf16 or fp16.
+    """Return softmax(q k^T / sqrt(d)) v of each sequence, [T, heads, d], by our own deterministic kernel.
 
-    Its dropout is almost free. Forward and backward of a layer take 0.91 ms, with attend_flash 1.45 ms (BERT-Large,
-    32,768 tokens of Wikipedia's lengths, dropout 0.1, H100).
+    It is for short sequences on a GPU in bf16 or fp16. Dropout takes almost no time. Forward and backward of a layer
+    take 0.91 ms; with attend_flash they take 1.45 ms (BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1,
+    H100).
     """
     threshold = attention_gpu.count_dropped_draws(dropout)
     output, _ = attention_gpu.short_attention(qkv, layout.offsets, seed, layout.max_length, threshold)
@@ -101,7 +104,8 @@ def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: T
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), without the dropout and residual that follow it."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2). The dropout and residual after it are not
+    included."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -113,9 +117,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor, with_bias_gradient: bool = True
     ) -> Tensor:
-        """Return [T, width] for `hidden` [T, width].
+        """Return the output of self-attention, [T, width], for `hidden` [T, width].
 
-        `seeds` is a row of dropout.draw_seeds. `with_bias_gradient` is passed to the output layer (see layers.Linear).
+        `seeds` is a row of dropout.draw_seeds. If `with_bias_gradient` is false, another module computes the gradient
+        of the output layer's bias.
         """
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)

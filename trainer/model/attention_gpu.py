@@ -1,4 +1,4 @@
-"""Attention on a GPU: wraps trainer.model.kernels as operators that torch.compile takes as a whole."""
+"""Attention on a GPU: registers the kernels as operators, so that torch.compile does not look inside them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
 
 
 def count_dropped_draws(dropout: float) -> int:
-    """Return how many of the 2**32 possible random draws drop a weight, if `dropout` is the probability of dropping
-    it."""
+    """Return how many of the 2**32 possible random draws drop an attention weight.
+
+    `dropout` is the probability that a weight is dropped.
+    """
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 
@@ -30,8 +32,8 @@ def short_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute self-attention with dropout inside each sequence, by kernels.short_attention.forward.
 
-    Returns the output [T, heads, d], and the log2 of softmax's denominators [heads, T].
-    `threshold` is the number of random draws that drop a weight (count_dropped_draws).
+    Returns the output [T, heads, d], and the log2 of softmax's denominators [heads, T]. `threshold` says how many of
+    the 2**32 possible random draws drop a weight (see count_dropped_draws).
     """
     from trainer.model.kernels import short_attention as kernels
 
@@ -93,22 +95,27 @@ short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
-    """Return, for each attention query, a row key: an int32 hash for dropout, the same as in the kernels. `places` are
-    the queries' positions in the packed batch."""
+    """Return an int32 hash for each attention query. From these hashes, keep_products computes the dropout mask.
+
+    `places` are the positions of the queries in the packed batch. The GPU kernels compute the same hashes.
+    """
     return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
 
 
 def attention_column_keys(columns: Tensor) -> Tensor:
-    """Return, for each attention key, a column key: an int32 hash for dropout, the same as in the kernels. `columns`
-    are the attention keys' positions in their sequence."""
+    """Return an int32 hash for each attention key. From these hashes, keep_products computes the dropout mask.
+
+    `columns` are the positions of the attention keys in their sequence. The GPU kernels compute the same hashes.
+    """
     return mix(columns * wrap(GOLDEN) + COLUMN_SALT)
 
 
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
-    """Return the kernels' dropout mask, bool [..., rows, columns], for row keys [..., rows] and column keys [columns].
+    """Return the dropout mask, bool [..., rows, columns], that the GPU kernels also compute. True means kept.
 
-    The keys are the hashes that attention_row_keys and attention_column_keys return. True means kept. `threshold` is
-    the number of random draws that drop a weight (count_dropped_draws).
+    `row_keys` [..., rows] are hashes from attention_row_keys, and `column_keys` [columns] are hashes from
+    attention_column_keys. `threshold` says how many of the 2**32 possible random draws drop a weight (see
+    count_dropped_draws).
     """
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

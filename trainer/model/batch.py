@@ -24,9 +24,9 @@ __all__ = ["NO_LABEL", "Batch", "MicroBatch", "MicroBatchShape", "to_batch"]
 class Batch:
     """One micro-batch on a device: T tokens in S sequences, P sentence pairs, M masked positions.
 
-    With constant shapes T, S, P and M are the maxima in MicroBatchShape; otherwise they are the micro-batch's own
+    With constant shapes, T, S, P and M are the maxima in MicroBatchShape; otherwise they are the micro-batch's own
     numbers. The pairs are the first sequences, in order. Dummies fill the unused places of the tensors: sequences of
-    [PAD] for tokens, and entries of weight zero for pairs and masked positions. Sequences of length 0 come last.
+    [PAD] for tokens, and entries of weight zero for pairs and masked positions. Empty sequences come last.
     """
 
     input_ids: Tensor
@@ -69,12 +69,12 @@ def to_batch(
     constant_shapes: bool,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Return a micro-batch laid out as tensors on `device`. If `micro_batch` is None (no data), the batch has one dummy
-    pair of weight zero.
+    """Return a micro-batch laid out as tensors on `device`.
 
-    A micro-batch without masked positions gets a dummy position of weight zero, so that both heads always run. `shape`
-    has the limits, which the micro-batch must not exceed; with `constant_shapes` the limits are also the sizes of the
-    tensors. Copies to a CUDA device go through pinned memory and are asynchronous.
+    If `micro_batch` is None (no data), the batch has one dummy pair of weight zero. If the micro-batch has no masked
+    position, it gets a dummy position of weight zero. So both heads of the model always run. The micro-batch must not
+    exceed the limits in `shape`. With `constant_shapes`, these limits are also the sizes of the tensors. Copies to a
+    CUDA device go through pinned memory and are asynchronous.
     """
     target = torch.device(device)
     tokens = pairs = masked = 0
@@ -151,9 +151,10 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 
 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
-    """Fill `offsets` with 0, the ends of the pairs, and the ends of dummy sequences (padding) of `longest` tokens each.
+    """Fill `offsets` with 0, the end of each pair, and the ends of dummy sequences (padding) of `longest` tokens each.
 
-    No end exceeds `size`. Once an end is `size`, all elements after it are `size` too, so those sequences are empty.
+    No end exceeds `size`. After the first end that equals `size`, all elements are `size`, so the remaining sequences
+    are empty.
     """
     offsets[0] = 0
     pairs = 0

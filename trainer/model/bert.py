@@ -65,8 +65,9 @@ class BertForPretraining(nn.Module):
     them, and exports leave them out.
 
     Weights are drawn from a normal distribution truncated at two standard deviations, as in google-research/bert. The
-    deviation is 0.02, or what config.initial_weights says. Each tensor has a random generator of its own, seeded from
-    `seed` and the tensor's name. Biases are zero and LayerNorm weights one.
+    deviation is 0.02. Each tensor has a random generator of its own, seeded from `seed` and the tensor's name. Biases
+    are zero and LayerNorm weights one. With initial_weights=scaled in the config, the deviations differ, and so does
+    the first layer of the masked-LM head.
     """
 
     def __init__(self, config: ModelConfig, *, vocabulary_size: int, seed: int = 0) -> None:
@@ -84,7 +85,7 @@ class BertForPretraining(nn.Module):
             self.embeddings.word.weight[vocabulary_size:] = 0.0
 
     def forward(self, batch: Batch) -> PretrainingOutput:
-        """Return loss sums and counts of correct predictions of one micro-batch.
+        """Return loss sums, counts of correct predictions, and the loss at each masked position, for one micro-batch.
 
         In training mode, dropout draws from torch's global generator of the batch's device. Raises ValueError if
         batch.max_length exceeds config.max_positions.
@@ -135,11 +136,12 @@ class BertForPretraining(nn.Module):
 
 @torch.no_grad()
 def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> None:
-    """Draw every matrix and reset every vector (biases 0, LayerNorm weights 1), in place.
+    """Set all weights in place: draw each matrix at random, set biases to 0 and LayerNorm weights to 1.
 
-    `scaled` is explained at ModelConfig.initial_weights. A matrix depends only on `seed`, the parameter's name and its
-    shape. Drawing by the inverse distribution function takes 15 ns an element in one pass. nn.init.trunc_normal_ takes
-    100 ns, because it redraws until all values fit.
+    If `scaled`, other deviations are used, and the masked-LM head starts differently (see ModelConfig.initial_weights).
+    A matrix depends only on `scaled`, `seed`, and the parameter's name and shape. The inverse of the normal
+    distribution function turns uniform numbers into weights in one pass, which takes 15 ns per element.
+    nn.init.trunc_normal_ takes 100 ns, because it redraws until all values fit.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:

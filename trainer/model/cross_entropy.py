@@ -1,8 +1,8 @@
 """Computes logits and their cross-entropy together, for a chunk of rows at a time.
 
-The gradients of a chunk replace its logits in place. So the logits of all masked positions never exist at once (1.2 GB
-in fp32 for BERT-Large with 10,000 positions). Cost: gradients are computed in forward and scaled in backward. The
-computation is an operator with a registered gradient, which torch.compile takes as a whole.
+The gradients of a chunk replace its logits in place. So the logits of all masked positions never exist at once (they
+would take 1.2 GB in fp32 for BERT-Large with 10,000 positions). Cost: gradients are computed in forward and scaled in
+backward. The computation is an operator with a registered gradient, so torch.compile does not look inside it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def linear_cross_entropy_sum(
     """Return (weighted sum of cross-entropies, weighted count of correct predictions, each row's weighted loss [N]).
 
     The logits are `hidden @ weight.T + bias`. hidden [N, width], weight [V, width] and bias [V] have one float type.
-    labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N]. Results are
-    float32, and only the first has a gradient. Softmax and all sums are in float32, also the sum of the weight's
-    gradient over chunks (groups of rows). For float64 inputs, losses and sums are in float64.
+    labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N]. Only the first
+    result has a gradient. Softmax, sums and results are in float32, and the gradient of `weight` is also summed in
+    float32. If the inputs are float64, losses and their sum are in float64.
     """
     weights = weights * (labels != NO_LABEL)
     loss_sum, correct, losses, *_ = linear_cross_entropy(
@@ -47,11 +47,12 @@ def linear_cross_entropy_sum(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute what linear_cross_entropy_sum returns, and the gradients of the loss sum, for a chunk of rows at a time.
+    """Compute the cross-entropy of the logits `hidden @ weight.T + bias` and its gradients, a chunk of rows at a time.
 
-    Returns (loss sum, correct count, losses, gradient of hidden, gradient of weight, gradient of bias). The gradients
-    are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. The gradients of weight and bias are fp32. If
-    `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
+    Returns (weighted sum of losses, weighted count of correct predictions, each row's weighted loss, and the gradients
+    of hidden, weight and bias). The gradients are those of the sum of losses, multiplied by FP16_GRADIENT_SCALE if
+    `hidden` is fp16. The gradients of weight and bias are fp32. If `with_gradients` is false, all three gradients are
+    empty. Labels must be in 0..V-1.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:
         return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)

@@ -1,9 +1,9 @@
 """Dropout whose mask is a hash of (row, column, seed), the same in eager and compiled code, on CPUs and GPUs.
 
-The mask costs one 32-bit product per element, which fuses with neighbouring operations and is recomputed in backward.
-Philox, F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm. All
-seeds of a forward pass are drawn at once. So a mask depends only on the generator's state and on the site (the place in
-the model that uses dropout).
+The mask costs one 32-bit product per element. This product fuses with neighbouring operations and is computed again in
+backward. F.dropout uses the generator Philox. On a GPU, Philox takes longer than all the memory traffic of dropout +
+residual + LayerNorm. All seeds of a forward pass are drawn at once. So a mask depends only on the generator's state and
+on the site (the place in the model that uses dropout).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ kernels are compiled for."""
 
 
 def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
-    """Draw random int32 seeds from torch's global generator of `device`. Return them as [num_sites, SEED_WIDTH], a row
-    for each use of dropout in the model."""
+    """Draw random int32 seeds from torch's global generator of `device`. Return them as [num_sites, SEED_WIDTH], one
+    row for each use of dropout in the model."""
     return torch.randint(-(2**31), 2**31, (num_sites, SEED_WIDTH), device=device, dtype=torch.int32)
 
 
 def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
-    """Return `x` (any shape and float type) after dropout with the mask of keep_hash, which uses the first two
-    `seeds`."""
+    """Return `x` (any shape and float type) after dropout. keep_hash computes the mask from the first two `seeds`."""
     rows = x.numel() // x.shape[-1]
     keep = keep_hash(rows, x.shape[-1], seeds=seeds, probability=probability).view(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - probability)), 0.0)
@@ -33,8 +32,8 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
     """Return a bool mask [rows, columns]. Each element is False (dropped) with `probability`.
 
-    The random number of an element is the product of an odd row key and a column key. Both keys are hashes. The first
-    of the int32 `seeds` is for row keys, and the second for column keys.
+    The random number of an element is the product of its row's key, an odd number, and its column's key. The keys are
+    hashes. The first of the int32 `seeds` goes into the row keys, and the second into the column keys.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
@@ -42,8 +41,8 @@ def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> 
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return a hash of each int32; products wrap. The hash is a bijection; each bit of it depends on all bits of
-    `x`."""
+    """Return a hash of each int32 in `x`. The hash is a bijection, and each of its bits depends on all bits of the
+    int32."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * wrap(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
@@ -62,7 +61,7 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
-        """Return `x` after dropout, in its shape and type. `seeds` is a row of draw_seeds, for this use of dropout."""
+        """Return `x` after dropout, in its shape and type. `seeds` is the row of draw_seeds for this use of dropout."""
         if not self.training or self.probability == 0.0:
             return x
         return hash_dropout(x, self.probability, seeds=seeds)

@@ -12,8 +12,11 @@ NUM_SEGMENTS = 2
 
 
 class Embeddings(nn.Module):
-    """Sums three embeddings. Post-LN models apply LayerNorm here; pre-LN models (like megatron-bert) after the
-    encoder."""
+    """Sums the token, segment and position embeddings, and applies dropout.
+
+    Post-LN models apply LayerNorm before this dropout. Pre-LN models (like megatron-bert) apply it after the encoder
+    instead.
+    """
 
     def __init__(self, config: ModelConfig, *, num_rows: int) -> None:
         super().__init__()
@@ -24,7 +27,10 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor, seeds: Tensor) -> Tensor:
-        """Return [T, width] for ids that are int64 [T] each. `seeds` is a row of dropout.draw_seeds."""
+        """Return the embedding of each token, [T, width].
+
+        `input_ids`, `segment_ids` and `position_ids` are int64 [T]. `seeds` is a row of dropout.draw_seeds.
+        """
         hidden: Tensor = self.word(input_ids) + self.segment(segment_ids) + self.position(position_ids)
         if self.norm is not None:
             hidden = self.norm(hidden)

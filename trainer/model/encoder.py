@@ -20,8 +20,8 @@ SITES_A_LAYER = 3
 class ActivatedLinear(Linear):
     """A linear layer followed by GELU. On a GPU in bf16 or fp16, GELU is a kernel of our own.
 
-    Under ZeRO-3 a bias exists only while its module runs. The GELU kernel needs the linear layer's bias, so both are
-    one module.
+    The GELU kernel needs the bias of the linear layer. Under ZeRO-3 a bias exists only while its module runs, so the
+    linear layer and GELU are one module.
     """
 
     def __init__(self, width_in: int, width_out: int, *, activation: str) -> None:
@@ -30,14 +30,15 @@ class ActivatedLinear(Linear):
         self.activation = activation_function(activation)
 
     def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
-        """Return [T, width_out] for `hidden` [T, width_in]."""
+        """Return GELU of the linear layer's output, [T, width_out], for `hidden` [T, width_in]."""
         if hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16):
             return linear_gelu(hidden, self.weight, self.bias, tanh=self.tanh)
         return self.activation(super().forward(hidden))
 
 
 class FeedForward(nn.Module):
-    """Two linear layers, width -> 4 width -> width, with GELU between, without the dropout and residual that follow."""
+    """Two linear layers, width -> 4 width -> width, with GELU between them. It applies neither dropout nor the
+    residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,7 +46,10 @@ class FeedForward(nn.Module):
         self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
 
     def forward(self, hidden: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. The second layer gets `with_bias_gradient` (see layers.Linear)."""
+        """Return the output of the second linear layer, [T, width], for `hidden` [T, width].
+
+        If `with_bias_gradient` is false, another module computes the gradient of the second layer's bias.
+        """
         return self.down(self.up(hidden), with_bias_gradient=with_bias_gradient)  # type: ignore[no-any-return]
 
 
@@ -64,9 +68,9 @@ class PostNormLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the layer's output [T, width] and the output's gradient sink.
 
-        A gradient sink is a second output that takes one of the two gradients of the first output (see ResidualNorm).
-        `hidden` is the layer's input, and `gradient_sink` is the input's sink. `seeds`, for dropout, is [SITES_A_LAYER,
-        SEED_WIDTH].
+        A gradient sink is a second output that receives one of the two gradients of the first output (see
+        ResidualNorm). `hidden` is the layer's input, and the argument `gradient_sink` is the sink of this input.
+        `seeds` [SITES_A_LAYER, SEED_WIDTH] are random seeds for dropout.
         """
         last = self.attention.output
         fused = is_fused(hidden, last=last)
@@ -94,7 +98,10 @@ class PreNormLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER, SEED_WIDTH]."""
+        """Return the layer's output [T, width] for the layer's input `hidden` [T, width].
+
+        `seeds` [SITES_A_LAYER, SEED_WIDTH] are random seeds for dropout.
+        """
         branch = self.attention(self.attention_norm(hidden), layout=layout, seeds=seeds[0])
         hidden = hidden + self.dropout(branch, seeds=seeds[1])
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)), seeds=seeds[2])  # type: ignore[no-any-return]
@@ -108,7 +115,10 @@ class PostNormEncoder(nn.Module):
         self.layers = nn.ModuleList(PostNormLayer(config) for _ in range(config.num_layers))
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
+        """Return the output of the last layer, [T, width], for the embeddings `hidden` [T, width].
+
+        `seeds` [SITES_A_LAYER x layers, SEED_WIDTH] are random seeds for dropout.
+        """
         gradient_sink = hidden
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
             hidden, gradient_sink = layer(hidden, gradient_sink, layout=layout, seeds=own)
@@ -124,7 +134,10 @@ class PreNormEncoder(nn.Module):
         self.norm = layer_norm(config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
+        """Return the output of the final LayerNorm, [T, width], for the embeddings `hidden` [T, width].
+
+        `seeds` [SITES_A_LAYER x layers, SEED_WIDTH] are random seeds for dropout.
+        """
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
             hidden = layer(hidden, layout=layout, seeds=own)
         return self.norm(hidden)  # type: ignore[no-any-return]

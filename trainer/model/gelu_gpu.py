@@ -1,4 +1,4 @@
-"""GELU after a linear layer on a GPU (kernels/bias_gelu.py), as operators that torch.compile takes as a whole."""
+"""GELU after a linear layer on a GPU (kernels/bias_gelu.py), as operators that torch.compile does not look inside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 def gelu_of_biased(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     """Return GELU(biased), [rows, columns]; `tanh` selects the tanh approximation.
 
-    `biased` already includes `bias`, which is an argument only because it gets a gradient too.
+    `biased` already includes `bias`. `bias` is an argument only so that it gets a gradient.
     """
     from trainer.model.kernels import bias_gelu as kernels
 
@@ -57,7 +57,7 @@ gelu_of_biased.register_autograd(_backward, setup_context=_setup_context)
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, tanh: bool) -> Tensor:
     """Return GELU(x weight^T + bias), [rows, out] for x [rows, in], in bf16 or fp16 on a GPU.
 
-    `tanh` selects the tanh approximation. Before GELU the bias is detached from autograd, because GELU's backward pass
-    computes the gradient of the bias.
+    `tanh` selects the tanh approximation. GELU's backward pass computes the gradient of the bias. So the linear layer
+    uses the bias detached from autograd.
     """
     return gelu_of_biased(F.linear(x, weight, bias.detach()), bias, tanh)  # type: ignore[no-any-return]

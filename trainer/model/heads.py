@@ -26,16 +26,16 @@ class Pooler(nn.Module):
         self.dense = Linear(config.width, config.width)
 
     def forward(self, cls_hidden: Tensor) -> Tensor:
-        """Return [P, width] for `cls_hidden` [P, width]."""
+        """Return a pooled vector for each pair, [P, width]. `cls_hidden` [P, width] are the hidden states of [CLS]."""
         return torch.tanh(self.dense(cls_hidden))
 
 
 class MaskedLanguageHead(nn.Module):
     """A dense layer, GELU, LayerNorm, then the product with the tied embedding, plus a bias for each word.
 
-    `tied_weight` is the embedding's Parameter itself, registered here under a second name. So this module's hooks
-    gather it under ZeRO-3, the gradients of both uses add up, and named_parameters() lists it once, as
-    embeddings.word.weight.
+    `tied_weight` is the Parameter of the word embedding itself, registered here under a second name. This has three
+    effects. Under ZeRO-3 the hooks of this module gather the parameter. The gradients of its two uses add up. And
+    named_parameters() lists it once, as embeddings.word.weight.
     """
 
     def __init__(self, config: ModelConfig, *, embedding: nn.Embedding, vocabulary_size: int) -> None:
@@ -49,10 +49,11 @@ class MaskedLanguageHead(nn.Module):
     def forward(
         self, hidden: Tensor, *, labels: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Return logits [M, rows of the word table] for `hidden` [M, width].
+        """Return logits [M, rows of the word table] for the hidden states of masked positions, `hidden` [M, width].
 
-        With labels and weights, return the result of linear_cross_entropy_sum instead. Padding rows of the table get
-        the logit PADDED_LOGIT, and so neither probability nor gradient.
+        If labels and weights are given, return the result of linear_cross_entropy_sum instead: loss sum, number of
+        correct predictions, and losses [M]. The padding rows of the word table get the logit PADDED_LOGIT, so they get
+        neither probability nor gradient.
         """
         hidden = self.norm(self.activation(self.dense(hidden)))
         num_padding = self.tied_weight.shape[0] - self.bias.shape[0]
@@ -70,7 +71,7 @@ class NextSentenceHead(nn.Module):
         self.dense = Linear(config.width, 2)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """Return logits [P, 2] for `pooled` [P, width]."""
+        """Return logits [P, 2] for the output of the pooler, `pooled` [P, width]."""
         return self.dense(pooled)  # type: ignore[no-any-return]
 
 

@@ -14,26 +14,29 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 class Linear(nn.Linear):
-    """nn.Linear without default initialization. Another module may compute the gradient of the layer's bias."""
+    """nn.Linear without default initialization. It can leave the gradient of its bias to another module."""
 
     parameters_persist = True
     """Whether the parameters exist all the time. False under ZeRO-3, where they exist only while their module runs.
     If false, no other module may use the bias."""
 
     def forward(self, x: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
-        """Return [..., out] for `x` [..., in]. If `with_bias_gradient` is false, the next module computes the bias's
-        gradient."""
+        """Return the layer's output [..., out] for `x` [..., in].
+
+        If `with_bias_gradient` is false, the bias gets no gradient here, because the next module computes this
+        gradient.
+        """
         return F.linear(x, self.weight, self.bias if with_bias_gradient else self.bias.detach())
 
     def reset_parameters(self) -> None:
-        """Leave the weights to bert.initialize_weights."""
+        """Do nothing, because bert.initialize_weights sets the weights later."""
 
 
 class Embedding(nn.Embedding):
     """nn.Embedding without default initialization."""
 
     def reset_parameters(self) -> None:
-        """Leave the weights to bert.initialize_weights."""
+        """Do nothing, because bert.initialize_weights sets the weights later."""
 
 
 def layer_norm(width: int) -> nn.LayerNorm:

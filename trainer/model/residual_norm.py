@@ -1,7 +1,8 @@
 """Computes norm(residual + dropout(branch)), which ends each half (attention, feed-forward) of a post-LN layer.
 
-On a GPU in bf16 or fp16, forward and backward are one kernel each (kernels/residual_norm.py), wrapped as operators that
-torch.compile takes as a whole. Elsewhere torch's own operations run.
+On a GPU in bf16 or fp16, one kernel computes the forward pass and one kernel the backward pass
+(kernels/residual_norm.py). Both are registered as operators, so torch.compile does not look inside them. Elsewhere
+torch's own operations run.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ MAX_WIDTH = 4096
 
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
-    """Return whether ResidualNorm runs its GPU kernels on tensors like `hidden`. If so, they also compute the gradient
-    of the bias of `last` (the last layer of attention or feed-forward)."""
+    """Return whether ResidualNorm runs its GPU kernels on tensors like `hidden`.
+
+    If so, the kernels also compute the gradient of the bias of `last`, the last layer of attention or feed-forward.
+    """
     return _kernels_take(hidden) and last.parameters_persist
 
 
@@ -30,12 +33,13 @@ def _kernels_take(hidden: Tensor) -> bool:
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm of residual + dropout(branch), with a gradient sink: a second output that takes one of two gradients.
+    """LayerNorm of residual + dropout(branch). Its backward kernel adds the gradients of the result's two uses.
 
-    The result is used twice, by the next branch and as the next residual. Autograd would add the gradients of both uses
-    in a separate pass over memory. So the next ResidualNorm reads the values of this result, but sends the gradient of
-    these values to the sink (one element, expanded to the result's shape). The backward kernel of this norm then adds
-    both gradients itself. If the kernels do not run, the sink is the result itself.
+    The result has two uses: it is the input of the next branch, and the residual of the next ResidualNorm. Autograd
+    would add the gradients of these two uses in a separate pass over memory. To avoid this pass, forward returns a
+    second output, the gradient sink. It is a dummy tensor: one element, expanded to the result's shape. The next
+    ResidualNorm sends its gradient of the residual to this sink. So the backward kernel of this norm gets both
+    gradients and adds them itself. If the kernels do not run, the sink is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -45,12 +49,13 @@ class ResidualNorm(nn.LayerNorm):
     def forward(  # type: ignore[override]
         self, branch: Tensor, residual: Tensor, gradient_sink: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result and its gradient sink (a second output that takes one of the result's two gradients).
+        """Return LayerNorm(residual + dropout(branch)), and the gradient sink of this result.
 
-        Both are [T, width], like the first three arguments. `gradient_sink` is the sink of `residual`. `seeds` is a row
-        of dropout.draw_seeds. If the kernels run (is_fused), `branch_bias` is the bias that `branch` already includes,
-        and the bias's gradient is computed here. Otherwise `branch_bias` is None, and `residual` itself gets a
-        gradient.
+        A gradient sink is a second output that receives one of the two gradients of the result (see ResidualNorm). Both
+        outputs are [T, width], like the first three arguments. The argument `gradient_sink` is the sink of `residual`.
+        `seeds` is a row of dropout.draw_seeds. If the GPU kernels run (is_fused), `branch_bias` is the bias that
+        `branch` already includes, and the gradient of this bias is computed here. Otherwise `branch_bias` is None, and
+        the gradient goes to `residual` instead of `gradient_sink`.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -74,11 +79,11 @@ def residual_norm(
     dropout: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute LayerNorm(residual + dropout(branch)), with what its backward pass needs.
+    """Compute LayerNorm(residual + dropout(branch)), and what the backward pass needs.
 
-    Returns (the result, the result's gradient sink, each row's mean, each row's inverse standard deviation). The result
-    is used twice. A gradient sink is a tensor without content, through which autograd passes the gradient of one of the
-    two uses (see ResidualNorm). The argument `gradient_sink` is the sink of `residual`.
+    Returns (the result, the result's gradient sink, each row's mean, each row's inverse standard deviation). The model
+    uses the result twice. A gradient sink is a dummy tensor that receives the gradient of one of these two uses (see
+    ResidualNorm). The argument `gradient_sink` is the sink of `residual`.
     """
     from trainer.model.kernels import residual_norm as kernels
 
@@ -107,11 +112,11 @@ def residual_norm_backward(
     sink_gradient: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of branch and residual, and of weight, bias and branch_bias as one tensor [3, columns].
+    """Return three tensors: the gradients of branch and residual, and [3, columns] for weight, bias and branch_bias.
 
-    `mean` and `rstd` are what residual_norm returned. The norm is used twice and has two gradients. `upstream` is the
-    gradient from one use. `sink_gradient` is the gradient from the other use, which arrived through the gradient sink
-    (see ResidualNorm), or None if the sink was not used.
+    `mean` and `rstd` (inverse standard deviation) are what residual_norm returned. The model uses the result of
+    residual_norm twice. `upstream` is the gradient from one use. `sink_gradient` is the gradient from the other use,
+    which arrived through the gradient sink (see ResidualNorm). It is None if only one use has a gradient.
     """
     from trainer.model.kernels import residual_norm as kernels
 

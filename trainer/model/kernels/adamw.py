@@ -1,8 +1,9 @@
 """AdamW over one flat partition (a rank's share of the weights) in one pass: clipping, moments, decay, fp32 weights and
 their bf16 or fp16 copy.
 
-torch's fused AdamW needs fp32 gradients and does not make the copy. Converting and copying separately would add half as
-much memory traffic again for BERT-Large. The host computes the bias corrections, because it knows the step.
+torch's fused AdamW needs fp32 gradients and does not make the copy. Converting the gradients and copying the weights
+separately would add half as much memory traffic again for BERT-Large. The host computes the bias corrections, because
+it knows the step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""GELU at the speed of memory, and its gradient together with the gradient of the bias added before it.
+"""GELU on a GPU, as fast as memory allows. Backward also computes the gradient of the bias added just before GELU.
 
-Computing erf would take longer than moving the numbers. Here 1 - Phi is a polynomial of 1 / (1 + p x) times exp(-x^2 /
-2) (Abramowitz and Stegun 7.1.26) with an error of at most 3e-7, and the gradient needs the same exponential. The same
-pass sums the gradient over the rows, in a fixed order. This sum is the gradient of the bias, so the widest tensor of a
-layer is not read again to compute it.
+GELU(x) is x Phi(x), with the normal distribution function Phi. Computing Phi by erf would take longer than moving the
+numbers. So 1 - Phi is computed as a polynomial of 1 / (1 + p x) times exp(-x^2 / 2) (Abramowitz and Stegun 7.1.26),
+with an error of at most 3e-7. The gradient needs the same exponential. Backward sums the gradient over the rows in the
+same pass, in a fixed order. This sum is the gradient of the bias, so the widest tensor of a layer is not read again to
+compute it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _normal(x):
 
 @triton.jit
 def _logistic(x):
-    """Return sigmoid(u) and du/dx for the polynomial u(x) with which gelu_tanh(x) = x sigmoid(u(x))."""
+    """Return sigmoid(u) and du/dx. The tanh approximation of GELU is x sigmoid(u), with a polynomial u of x."""
     square = x * x
     argument = x * (1.5957691216057308 + 0.07135481627159606 * square)
     return 1.0 / (1.0 + tl.exp2(argument * -1.4426950408889634)), 1.5957691216057308 + 0.2140644488147882 * square
@@ -56,8 +57,8 @@ def gelu_backward_kernel(
     x_ptr, upstream_ptr, gradient_ptr, sums_ptr, num_rows, num_columns,
     TANH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of x for ROWS rows of BLOCK_N columns, and the gradient's sum over these rows in each column
-    (fp32)."""
+    """Write the gradient of x for ROWS rows of BLOCK_N columns. For each column, also write the sum of this gradient
+    over these rows (fp32)."""
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(0) * ROWS
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -80,9 +81,9 @@ def gelu_backward_kernel(
 
 
 def forward(x: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> Tensor:
-    """Return GELU of a contiguous tensor in x's shape and type; `tanh` selects Hendrycks and Gimpel's approximation.
+    """Return GELU of the contiguous tensor `x`, in its shape and type.
 
-    `tiles` replaces the launch settings FORWARD_TILES.
+    `tanh` selects the approximation of Hendrycks and Gimpel. `tiles` replaces the launch settings FORWARD_TILES.
     """
     tiles = tiles or FORWARD_TILES
     out = torch.empty_like(x)

@@ -8,7 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def mix(x):
-    """Return a hash of each uint32. The hash is a bijection; each bit of it depends on all bits of `x`."""
+    """Return a hash of each uint32 in `x`. The hash is a bijection, and each of its bits depends on all bits of the
+    uint32."""
     tl.static_assert(x.dtype == tl.uint32)
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D

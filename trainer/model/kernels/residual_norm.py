@@ -3,7 +3,7 @@
 Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
 rows are on chip, backward also sums, in a fixed order, the gradients of weight, bias and branch_bias (the bias of the
 linear layer that computed branch). Backward recomputes residual + dropout(branch), which is not stored. The dropout
-mask is that of dropout.keep_hash.
+mask is the same as in dropout.keep_hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 
 @triton.jit
 def _keys(seeds_ptr, rows, columns):
-    """Return uint32 keys (hashes for dropout) of `rows`, or of one row, and of `columns`.
+    """Return uint32 keys (hashes for dropout) for `rows` and for `columns`. `rows` may be one row.
 
     The product of a row's key and a column's key, as int32, is the random number that decides about dropout.
     """
@@ -69,9 +69,10 @@ def norm_backward_kernel(
     num_rows, num_columns, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of branch and residual for ROWS rows, one row after another, and sums over these rows (fp32).
+    """Write the gradients of branch and residual for ROWS rows, one row after another.
 
-    The sums are this program's part of the gradients of weight, bias and branch_bias, in [programs, 3, columns].
+    Also write sums over these rows, in fp32. They are this program's part of the gradients of weight, bias and
+    branch_bias. The parts of all programs form a tensor [programs, 3, columns].
     """
     columns = tl.arange(0, BLOCK_N)
     column_ok = columns < num_columns
@@ -154,11 +155,11 @@ def backward(
     dropout: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
+    """Return three tensors: the gradients of branch and residual, and [3, columns] for weight, bias and branch_bias.
 
-    mean and rstd (inverse standard deviation) are what `forward` returned. The norm is used twice, and `upstream` and
-    `sink_gradient` are its gradients from the two uses. The kernel adds them. All tensors are contiguous. `tiles`
-    replaces the launch settings BACKWARD_TILES.
+    mean and rstd (inverse standard deviation) are what `forward` returned. The model uses the result of `forward`
+    twice. `upstream` and `sink_gradient` are the result's gradients from these two uses, and the kernel adds them. All
+    tensors are contiguous. `tiles` replaces the launch settings BACKWARD_TILES.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape

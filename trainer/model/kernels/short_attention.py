@@ -1,10 +1,10 @@
 """Self-attention with dropout over packed sequences of at most a few hundred tokens: forward and backward.
 
 One program takes a tile of queries (or of keys) in one head of one sequence and walks over the keys (or queries), with
-online softmax as in FlashAttention 2 (Dao 2023). Backward has no helper kernels: one pass computes dQ and dO.O, and a
-second pass dK and dV. So there are no atomic additions, and the result is deterministic. The dropout mask is a function
-of (seed, head, token, column). Each element of the mask takes one 32-bit product of a row key and a column key, which
-backward recomputes. Scores are in units of log2, so that exp2 needs no extra product.
+online softmax as in FlashAttention 2 (Dao 2023). Backward has no helper kernels: one pass computes dQ and the row sums
+of dO * O, and a second pass computes dK and dV. So there are no atomic additions, and the result is deterministic. The
+dropout mask is a function of (seed, head, token, column). Each element of the mask takes one 32-bit product of a row
+key and a column key, which backward computes again. Scores are in units of log2, so that exp2 needs no extra product.
 """
 
 from __future__ import annotations
