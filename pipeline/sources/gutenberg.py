@@ -56,8 +56,9 @@ _CREDITS = re.compile(
     re.I,
 )
 _HEADER_FIELD = re.compile(
-    r"\W*(?:(?:title|author|editor|translator|illustrator|release date|posting date|last updated"
-    r"|most recently updated|original publication|language|character set encoding|edition|credits)(?: ?: |:$)|this e-?book is for the use of)",
+    r"\W*(?:(?:title|author|editor|translator|illustrator|release date|posting date|last updated|most recently updated"
+    r"|original publication|language|character set encoding|edition|credits)(?: ?: |:$)"
+    r"|this e-?book is for the use of)",
     re.I,
 )
 _ILLUSTRATION = re.compile(r"\[(?:Illustration|Transcriber'?s? note|Sidenote|Frontispiece)\b[^\[\]]{0,2000}\]", re.I)
