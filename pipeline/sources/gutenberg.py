@@ -20,7 +20,7 @@ _PRINT_END = re.compile(
 )
 _END = re.compile(
     r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICEN[CS]E"
-    r"|THE FULL PROJECT GUTENBERG(?:\W*TM|\u2122)? LICEN[CS]E\W*$"
+    r"|THE FULL PROJECT GUTENBERG(?:\W*TM|\u2122)? LICEN[CS]E\W*$|UPDATED EDITIONS WILL REPLACE THE PREVIOUS ONE"
     r"|(?:END|FIN|ENDE) (?:OF |DE |DU |DIESES |DES )?(?:THIS |CE |THE )?PROJE[CK]T GUTENBERG"
     r"|ENDE DIESES (?:ETEXTS?|E-?BOOKS?)\b)",
     re.I,
@@ -45,7 +45,10 @@ _KINDS = {
     "file_name": _FILE_NAME,
 }
 # Every mark contains one of these.
-_IN_MARKS = ("gutenberg", "small print", "full licen", "ende dieses", "file should be named", "newsletter to hear")
+_IN_MARKS = (
+    *("gutenberg", "small print", "full licen", "updated editions", "ende dieses", "file should be named"),
+    "newsletter to hear",
+)
 _OF_GUTENBERG = re.compile(r"PROJE[CK]?T GUTENBERG|GUTENBERG\.(?:ORG|NET)", re.I)
 _LONGEST_HEADER, _LONGEST_LETTERHEAD, _FEWEST_BEFORE_LETTERHEAD = 600, 30, 10
 _FEWEST_LINES = 50

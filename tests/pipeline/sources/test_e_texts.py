@@ -70,6 +70,9 @@ LICENCES = {
     "no licence": "",
     "licence": FULL_LICENCE,
     "end mark and licence": END + FULL_LICENCE,
+    "licence without lines of asterisks": "\nUpdated editions will replace the previous one--the old editions will\n"
+    "be renamed.\n\nCreating the works from public domain print editions means that no\none owns them.\n\n"
+    + FULL_LICENCE.split("***")[-1],
     "small print": "\n" + SMALL_PRINT,
 }
 HEADERS = {
