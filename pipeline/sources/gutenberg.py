@@ -75,7 +75,7 @@ def file_books(text: str) -> list[list[str]]:
     A file with several e-texts of Project Gutenberg has several books, any other file one. What Project Gutenberg added
     is left out.
     """
-    text = normalize_text(text)
+    text = normalize_text(text.replace("\r\r\n", "\n"))  # line breaks that were converted twice
     lines = [line.rstrip() for line in text.split("\n")]
     marks = _find_marks(lines, among=_lines_with(text.lower(), words=_IN_MARKS))
     return [_list_paragraphs(book) for book in _cut_boilerplate(lines, marks=marks)] or [[]]

@@ -122,6 +122,12 @@ def test_five_equal_books_in_a_file_are_five_documents_and_noted(shared_data: Pa
     ]
 
 
+@pytest.mark.parametrize("line_break", ["\r\n", "\r", "\r\r\n", "\x85", "\u2028"])
+def test_any_line_break_gives_the_same_book(shared_data: Path, line_break: str) -> None:
+    text = (shared_data / "books/gutenberg-with-boilerplate/84.txt").read_text(encoding="utf-8")  # with "\n"
+    assert file_books(text.replace("\n", line_break)) == file_books(text)
+
+
 def test_real_e_texts_in_one_file_are_the_same_as_in_a_file_each(shared_data: Path) -> None:
     paths = sorted((shared_data / "books/gutenberg-with-boilerplate").glob("*.txt"))
     paths.append(shared_data / "cases/gutenberg-small-print-at-end.txt")
