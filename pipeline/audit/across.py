@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.audit.blocks import Block, Bools, Facts, Vocabulary, are_repetitive, hash_runs, mix
+from pipeline.audit.blocks import (
+    Block,
+    Bools,
+    Facts,
+    Vocabulary,
+    are_repetitive,
+    hash_runs,
+    have_common_lines_only,
+    mix,
+)
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.following import document_keys
 
@@ -48,7 +57,7 @@ ROW = np.dtype(
 """The record of one row. `pair` is a 128-bit hash of the unmasked ids, and `rest` is a hash of the mask sets and the
 label. `shard`, `group` and `row` are numbers that say where the row is. `length` is in tokens. `bits` is -log2 of the
 chance that another row with the same ids gets the same masks. `repeats` is true if the row repeats a few lines (see
-are_repetitive)."""
+are_repetitive), or has nothing but lines that repeat all over its row group."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
 """The record of one document in one row group. `id` is the 16-byte document id. `shard` and `group` say where the row
 group is."""
@@ -77,7 +86,8 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
     found["length"] = np.minimum(block.lengths, 65_535)
     found["label"] = block.label
     found["bits"] = np.minimum(255, _surprise(block))
-    found["repeats"] = are_repetitive(block)
+    common = have_common_lines_only(block, documents=found["document"], fewest=_FEWEST_DOCUMENTS)
+    found["repeats"] = are_repetitive(block) | common
     return found
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pipeline.audit.findings import Place
 
 _DIFFERENT, _SHORT = 2.5, 64
+_RUN = 4
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Bytes16: TypeAlias = npt.NDArray[np.uint8]
@@ -191,3 +192,37 @@ def are_repetitive(block: Block) -> Bools:
     lengths = block.lengths
     bound = np.maximum(_DIFFERENT * np.sqrt(lengths), np.where(lengths <= _SHORT, lengths / 2 + 1, 0.0))
     return np.asarray(different <= bound)
+
+
+def have_common_lines_only(block: Block, *, documents: npt.NDArray[np.uint64], fewest: int) -> Bools:
+    """Return for each row whether all of it stands in at least `fewest` documents of the block: it has nothing but
+    lines that repeat all over, such as a notice at the end of every page.
+
+    `documents` (uint64[n]) has a key of each row's first document. Compared are runs of _RUN tokens without [CLS] and
+    [SEP]. Of the runs a quarter counts, chosen by hash, so this takes a tenth of a row group's time. A row in which no
+    two runs count is not common.
+    """
+    inside = np.ones(block.ids.size, np.bool_)
+    own = block.lengths > 0
+    inside[block.offsets[:-1][own]] = inside[block.offsets[1:][own] - 1] = False
+    first = block.offsets[:-1] + block.first_length - 1
+    inside[first[(block.first_length > 0) & (block.first_length <= block.lengths)]] = False
+    size = max(0, block.ids.size - _RUN + 1)
+    whole, runs = np.ones(size, np.bool_), np.zeros(size, np.uint64)
+    values = mix(block.ids.astype(np.uint64))
+    for place in range(_RUN):
+        whole &= inside[place : place + size]
+        runs = runs * np.uint64(0x9E3779B97F4A7C15) + values[place : place + size]
+    runs = mix(runs)
+    chosen = np.flatnonzero(whole & (runs & np.uint64(3) == 0))
+    if not chosen.size:
+        return np.zeros(len(block), np.bool_)
+    runs, rows = runs[chosen], block.token_rows[chosen]
+    order = np.lexsort((documents[rows], runs))
+    new_run = np.append(True, runs[order][1:] != runs[order][:-1])
+    new = new_run | np.append(True, documents[rows[order]][1:] != documents[rows[order]][:-1])
+    number = np.cumsum(new_run) - 1
+    is_common = np.bincount(number, weights=new)[number] >= fewest
+    counts = np.bincount(rows, minlength=len(block))
+    common = np.bincount(rows[order], weights=is_common, minlength=len(block))
+    return np.asarray((counts >= 2) & (common == counts))

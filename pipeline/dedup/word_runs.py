@@ -118,9 +118,10 @@ def _join(values: draws.UInt64s, *, starts: npt.NDArray[np.int64], ends: npt.NDA
 def split_words(line: str) -> list[str]:
     """Return the words of a line in lower case: letters and digits with their marks (Indic vowels are marks), or one
     character of a script without spaces."""
-    line = line.casefold()
     if line.isascii():
-        return _ASCII_WORD.findall(line)
+        return _ASCII_WORD.findall(line.lower())
+    # Wide and narrow forms of a letter count as one, and so do the Turkish letters i with and without a dot.
+    line = unicodedata.normalize("NFKC", line).casefold().replace("i\u0307", "i").replace("\u0131", "i")
     spaced, mixed = _word_patterns()
     return (mixed if _UNSPACED.search(line) else spaced).findall(line.replace("_", " "))
 

@@ -63,16 +63,37 @@ def find_repeated_lines(documents: Sequence[TokenizedDocument]) -> list[Repeated
 
 
 def _hash_sentences(documents: Sequence[TokenizedDocument]) -> Iterator[draws.UInt64s]:
-    """Yield a hash of each sentence, in order."""
-    held: list[TokenizedDocument] = []
+    """Yield a hash of each sentence, in order. At most about two _CHUNK_TOKENS are hashed at a time, also of one
+    document."""
+    held: list[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int32]]] = []
     tokens = 0
-    for number, document in enumerate(documents, start=1):
-        held.append(document)
-        tokens += document.ids.size
-        if tokens >= _CHUNK_TOKENS or number == len(documents):
-            lengths = np.concatenate([each.sentence_lengths for each in held]).astype(np.int64)
-            starts = np.cumsum(lengths) - lengths
-            places = np.arange(tokens) - np.repeat(starts, lengths)
-            values = np.concatenate([each.ids for each in held]).astype(np.uint64)
-            yield draws.mix(np.add.reduceat(draws.mix(draws.mix(values) + draws.counters(places)), starts))
+    for ids, lengths in _cut_documents(documents):
+        held.append((ids, lengths))
+        tokens += ids.size
+        if tokens >= _CHUNK_TOKENS:
+            yield _hash_some(held)
             held, tokens = [], 0
+    if held:
+        yield _hash_some(held)
+
+
+def _cut_documents(
+    documents: Sequence[TokenizedDocument],
+) -> Iterator[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int32]]]:
+    """Yield (ids, lengths of the sentences) of pieces of documents, each of about _CHUNK_TOKENS or less."""
+    for document in documents:
+        ends = np.cumsum(document.sentence_lengths, dtype=np.int64)
+        first = start = 0
+        while first < ends.size:
+            last = max(first + 1, int(np.searchsorted(ends, start + _CHUNK_TOKENS, side="right")))
+            stop = int(ends[last - 1])
+            yield document.ids[start:stop], document.sentence_lengths[first:last]
+            first, start = last, stop
+
+
+def _hash_some(pieces: Sequence[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int32]]]) -> draws.UInt64s:
+    lengths = np.concatenate([each for _, each in pieces]).astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    values = np.concatenate([ids for ids, _ in pieces]).astype(np.uint64)
+    places = np.arange(values.size) - np.repeat(starts, lengths)
+    return draws.mix(np.add.reduceat(draws.mix(draws.mix(values) + draws.counters(places)), starts))

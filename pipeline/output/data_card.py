@@ -107,7 +107,12 @@ def _source_line(source: Mapping[str, Any]) -> str:
 def _notes(manifest: Manifest) -> list[str]:
     notes = []
     if manifest.shards_of("validation"):
-        notes.append("Held-out documents were chosen by the hash of their text; none appears in the training rows.")
+        sources = manifest.config["sources"]
+        grouped = any(source["unit"] == "chapter" or source["rows_per_document"] is not None for source in sources)
+        together = " (parts of a book together, by the hash of its first part)" if grouped else ""
+        notes.append(
+            f"Held-out documents were chosen by the hash of their text{together}; none appears in the training rows."
+        )
     if manifest.config["mode"] == "reference":
         notes.append("Built with the published algorithm unchanged, one stream of documents a shard.")
     if manifest.next_sentence == "random_document":

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.cleaning import split_sentences
+from pipeline.cleaning import has_words, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split, shown_name
 from pipeline.sources import archives
@@ -63,6 +63,9 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
     elif decoded.encoding == WINDOWS:
         yield Note("read_as_windows_1252", name, f"{decoded.bad_bytes} bytes left out")
     books = file_books(decoded.text)
+    if not any(books) and has_words(decoded.text):
+        yield Drop("nothing_but_licence", name, f"{len(decoded.text):,} characters, all added by Project Gutenberg")
+        return
     del decoded  # frees 200 MB for a book of 50 MB while the caller works
     if len(books) > 1:
         yield Note("several_books_in_a_file", name, f"{len(books)} books")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from pipeline.cleaning import normalize_text
@@ -19,11 +19,13 @@ _PRINT_END = re.compile(
     re.I,
 )
 _END = re.compile(
-    r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICENSE"
+    r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICEN[CS]E"
+    r"|THE FULL PROJECT GUTENBERG(?:\W*TM|\u2122)? LICEN[CS]E\W*$|UPDATED EDITIONS WILL REPLACE THE PREVIOUS ONE"
     r"|(?:END|FIN|ENDE) (?:OF |DE |DU |DIESES |DES )?(?:THIS |CE |THE )?PROJE[CK]T GUTENBERG"
     r"|ENDE DIESES (?:ETEXTS?|E-?BOOKS?)\b)",
     re.I,
 )
+_LICENCE_END = re.compile(r".*\bnewsletter to hear about new e-?(?:books|texts)\W*$", re.I)
 _FILE_NAME = re.compile(r"\W*This file should be named \S+\.(?:txt|zip)", re.I)
 _LETTERHEAD = re.compile(
     r"\W*(?:THE )?(?:THIS IS THE )?PROJECT GUTENBERG(?:'S|\u2019S)? (?:E-?TEXT|E-?BOOK|EDITION)\b"
@@ -34,8 +36,19 @@ _SURE_LETTERHEAD = re.compile(
     r"\W*(?:THE )?(?:THIS IS THE )?PROJECT GUTENBERG(?:'S|\u2019S)? (?:(?:E-?TEXT|E-?BOOK|EDITION) OF \S|.*, BY [A-Z])",
     re.I,
 )
-_KINDS = {"start": _START, "print": _PRINT, "print_end": _PRINT_END, "end": _END, "file_name": _FILE_NAME}
-_IN_MARKS = ("gutenberg", "small print", "ende dieses", "file should be named")  # every mark contains one
+_KINDS = {
+    "start": _START,
+    "print": _PRINT,
+    "print_end": _PRINT_END,
+    "end": _END,
+    "licence_end": _LICENCE_END,
+    "file_name": _FILE_NAME,
+}
+# Every mark contains one of these.
+_IN_MARKS = (
+    *("gutenberg", "small print", "full licen", "updated editions", "ende dieses", "file should be named"),
+    "newsletter to hear",
+)
 _OF_GUTENBERG = re.compile(r"PROJE[CK]?T GUTENBERG|GUTENBERG\.(?:ORG|NET)", re.I)
 _LONGEST_HEADER, _LONGEST_LETTERHEAD, _FEWEST_BEFORE_LETTERHEAD = 600, 30, 10
 _FEWEST_LINES = 50
@@ -43,6 +56,12 @@ _FEWEST_LINES = 50
 _CREDITS = re.compile(
     r"(?:produced by|this (?:e-?text|e-?book|file) was (?:produced|prepared|created)|e-?text prepared by|prepared by"
     r"|transcribed (?:by|from)|html version by|\[?this file last updated)",
+    re.I,
+)
+_HEADER_FIELD = re.compile(
+    r"\W*(?:(?:title|author|editor|translator|illustrator|release date|posting date|last updated|most recently updated"
+    r"|original publication|language|character set encoding|edition|credits)(?: ?: |:$)"
+    r"|this e-?book is for the use of)",
     re.I,
 )
 _ILLUSTRATION = re.compile(r"\[(?:Illustration|Transcriber'?s? note|Sidenote|Frontispiece)\b[^\[\]]{0,2000}\]", re.I)
@@ -56,7 +75,7 @@ def file_books(text: str) -> list[list[str]]:
     A file with several e-texts of Project Gutenberg has several books, any other file one. What Project Gutenberg added
     is left out.
     """
-    text = normalize_text(text)
+    text = normalize_text(text.replace("\r\r\n", "\n"))  # line breaks that were converted twice
     lines = [line.rstrip() for line in text.split("\n")]
     marks = _find_marks(lines, among=_lines_with(text.lower(), words=_IN_MARKS))
     return [_list_paragraphs(book) for book in _cut_boilerplate(lines, marks=marks)] or [[]]
@@ -95,27 +114,44 @@ def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]
     """Return the lines of each book of a file.
 
     A book follows a start mark or the end of small print. It ends at the next mark, or at the letterhead of the next
-    e-text. A short stretch before a longer one is front matter (a title between small print and start mark). Text
-    outside of all that Project Gutenberg added is a book too, from _FEWEST_LINES on.
+    e-text. If the licence stands directly after the start mark, the book follows the licence. A short stretch before a
+    longer one is front matter (a title between small print and start mark). Text outside of all that Project Gutenberg
+    added is a book too, from _FEWEST_LINES on.
     """
     books: list[list[str]] = []
     has_start = any(mark.kind in ("start", "print_end") for mark in marks)
     stretches = list(_list_stretches(lines, marks=marks)) if has_start else []
+    is_missing = True  # neither the file nor the last start mark had a book yet
     for number, stretch in enumerate(stretches):
-        if stretch.opening is None or stretch.opening.kind in ("end", "file_name"):
-            if stretch.letterheads and stretch.closing.kind == "end":
-                books.append(_cut_early_text(lines, stretch.letterheads[0], stretch.closing.line, marks=[]))
-                continue
-            books += _find_unmarked(lines[stretch.first : stretch.closing.line])
-        elif stretch.opening.kind in ("start", "print_end"):
+        opening, rest = stretch.opening, stretches[number + 1 : number + 3]
+        part = lines[stretch.first : stretch.closing.line]
+        if opening is not None and opening.kind in ("start", "print_end"):
             found = _split_stretch(lines, stretch=stretch)
-            if len(found) > 1 or not _is_front_matter(
-                found[0], stretch=stretch, lines=lines, rest=stretches[number + 1 : number + 3]
-            ):
+            is_missing = len(found) == 1 and not _count_lines(found[0])
+            if len(found) > 1 or not _is_front_matter(found[0], stretch=stretch, lines=lines, rest=rest):
                 books += map(_cut_credits, found)
-    if any(map(_count_lines, books)):
-        return [book for book in books if _count_lines(book)]
-    return [_cut_early_text(lines, start, stop, marks=marks) for start, stop in _find_early_texts(lines, marks)]
+        elif opening is not None and opening.kind == "print":
+            continue
+        elif stretch.letterheads and stretch.closing.kind == "end":
+            books.append(_cut_early_text(lines, stretch.letterheads[0], stretch.closing.line, marks=[]))
+        elif _follows_licence(stretch) and is_missing and _count_lines(part):
+            books.append(_cut_credits(part))
+            is_missing = False
+        else:
+            unmarked = _find_unmarked(part)
+            is_missing = is_missing and not unmarked
+            books += unmarked
+    if not any(map(_count_lines, books)):
+        books = [_cut_early_text(lines, start, stop, marks=marks) for start, stop in _find_early_texts(lines, marks)]
+    if not any(map(_count_lines, books)):
+        books = _find_unmarked(lines)
+    return [book for book in books if _count_lines(book)]
+
+
+def _follows_licence(stretch: _Stretch) -> bool:
+    """Return whether a stretch between a licence and the next mark may be a book, not the header of another e-text."""
+    is_after = stretch.opening is not None and stretch.opening.kind == "licence_end"
+    return is_after and stretch.closing.kind != "start" and not stretch.letterheads
 
 
 def _lines_with(text: str, *, words: tuple[str, ...]) -> list[int]:
@@ -152,7 +188,8 @@ def _list_stretches(lines: list[str], *, marks: list[_Mark]) -> Iterator[_Stretc
         if mark.kind == "letterhead":
             letterheads.append(mark.line)
             follows_book = follows_book and is_open
-        elif mark.kind != "file_name" or is_open:  # early e-texts name the file in their header
+        elif mark.kind != "file_name" or is_open or (opening is not None and opening.kind == "licence_end"):
+            # Otherwise it is an early e-text, which names the file in its header.
             yield _Stretch(first, opening, mark, tuple(letterheads), follows_book)
             first, opening, letterheads = mark.line + 1, mark, []
             follows_book = mark.kind in ("end", "file_name") or (follows_book and mark.kind != "start")
@@ -209,7 +246,7 @@ def _find_unmarked(lines: list[str]) -> list[list[str]]:
     for before, after in pairwise(bounds):
         part = lines[before + 1 : after]
         if before >= 0:
-            part = _after_paragraph(part, 0)
+            part = _cut_header_fields(_after_paragraph(part, 0))
         if after < len(lines):
             part = part[: next((number for number in range(len(part), 0, -1) if not part[number - 1]), 0)]
         fewest = _FEWEST_LINES if before < 0 or after == len(lines) else 4 * _FEWEST_LINES
@@ -236,28 +273,56 @@ def _find_early_texts(lines: list[str], marks: list[_Mark]) -> Iterator[tuple[in
 
 def _cut_early_text(lines: list[str], start: int, stop: int, *, marks: list[_Mark]) -> list[str]:
     """Return the lines from `start` to `stop`, an e-text without a start mark, without its letterhead and what follows
-    its end mark. That mark counts in the last fifth of the lines, or if much about Project Gutenberg follows."""
-    for mark in marks:
-        if start <= mark.line < stop and mark.kind != "letterhead":
-            rest = lines[mark.line + 1 : stop]
-            if 5 * len(rest) <= stop - start or sum(map(bool, map(_OF_GUTENBERG.search, rest))) >= 3:
-                stop = mark.line
-                break
-    text = lines[start:stop]
-    first = next((line for line in text if line), "")
-    return _cut_credits(text) if _LETTERHEAD.match(first) else text
+    its end mark. That mark counts in the last fifth of the lines, or if much about Project Gutenberg follows, or if it
+    begins small print whose end is marked too.
+
+    If nothing but a header stands before the licence, the text follows the licence.
+    """
+    own = [mark for mark in marks if start <= mark.line < stop and mark.kind != "letterhead"]
+    licence_end = next((mark.line for mark in own if mark.kind == "licence_end"), None)
+    if licence_end is not None and not _count_lines(_cut_letterhead(lines[start : own[0].line])):
+        return _cut_early_text(lines, licence_end + 1, stop, marks=marks)
+    for mark, following in zip_longest(own, own[1:]):
+        rest = lines[mark.line + 1 : stop]
+        is_print = mark.kind == "print" and following is not None and following.kind == "print_end"
+        if is_print or 5 * len(rest) <= stop - start or sum(map(bool, map(_OF_GUTENBERG.search, rest))) >= 3:
+            stop = mark.line
+            break
+    return _cut_letterhead(lines[start:stop])
+
+
+def _cut_letterhead(lines: list[str]) -> list[str]:
+    """Return the lines without a leading letterhead and what belongs to it."""
+    first = next((line for line in lines if line), "")
+    return _cut_credits(lines) if _LETTERHEAD.match(first) else lines
 
 
 def _cut_credits(lines: list[str]) -> list[str]:
     """Return the lines without a leading letterhead and credits: up to four paragraphs that name the e-text or say who
-    typed it."""
+    typed it, and after a letterhead the fields of its header."""
     kept = lines
+    has_letterhead = False
     for _ in range(4):
         first = next((index for index, line in enumerate(kept) if line.strip()), None)
         if first is None or not (_CREDITS.match(kept[first].strip()) or _LETTERHEAD.match(kept[first])):
             break
+        has_letterhead = has_letterhead or _LETTERHEAD.match(kept[first]) is not None
         kept = _after_paragraph(kept, first)
+        if has_letterhead:
+            kept = _cut_header_fields(kept)
     return kept
+
+
+def _cut_header_fields(lines: list[str]) -> list[str]:
+    """Return the lines without leading paragraphs that speak of Project Gutenberg, or give the title, the author, the
+    date and the like."""
+    while (first := next((index for index, line in enumerate(lines) if line), None)) is not None:
+        rest = _after_paragraph(lines, first)
+        paragraph = lines[first : len(lines) - len(rest)]
+        if not _HEADER_FIELD.match(lines[first]) and not any(map(_OF_GUTENBERG.search, paragraph)):
+            break
+        lines = rest
+    return lines
 
 
 def _after_paragraph(lines: list[str], first: int) -> list[str]:

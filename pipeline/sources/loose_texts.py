@@ -7,6 +7,7 @@ not matter.
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -22,13 +23,32 @@ from pipeline.sources.bytestreams import COMPRESSED, read_whole
 from pipeline.sources.decoding import decode_text
 from pipeline.sources.listing import is_archive
 
+_XML = (".xml", ".html", ".htm", ".sgm", ".sgml")
+_JSON = (".json", ".jsonl", ".ndjson")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_ATTRIBUTES = re.compile(r"""=\s*(?:"([^"<>]* [^"<>]*)"|'([^'<>]* [^'<>]*)')""")
+_LONGEST_LINE = 200
+"""A line with more characters has 13 words or more. Such a line is found as a part of the whole text."""
 _TAGS = re.compile(r"<[^<>]{1,1000}>")
 _MOST = 0.9
 """Share of the lines that must have the form of a table, for a file to be read as one."""
 
 
 def read_texts(path: str) -> Iterator[str]:
-    """Yield the texts of a file or archive. Raises ValueError naming the file if it cannot be read."""
+    """Yield the texts of a file or archive. A text with tags or entities of HTML comes with them and without.
+
+    Raises ValueError naming the file if it cannot be read.
+    """
+    for text in _read_file(path):
+        whole = _SURROGATES.sub(" ", text)  # JSON may hold halves of characters
+        yield whole
+        if "&" in whole or "<" in whole:
+            plain = html.unescape(_TAGS.sub(" ", whole))
+            if plain != whole:
+                yield plain
+
+
+def _read_file(path: str) -> Iterator[str]:
     if is_archive(path):
         for split in split_archive(path, source=0):
             for member in read_members(split, suffixes=("",)):
@@ -51,17 +71,34 @@ def _read_data(data: bytes, *, name: str) -> Iterator[str]:
         raise ValueError(f"{name}: holds NUL bytes, so it is no text; give a text, JSON, CSV or Parquet file")
     text = decode_text(data, name=name).text
     suffix = Path(name).suffix.lower()
-    if suffix in (".json", ".jsonl", ".ndjson"):
+    if suffix in _JSON:
         yield from _read_json(text, name=name)
     elif suffix == ".csv":
+        csv.field_size_limit(MOST_MEMBER_BYTES)  # a field may be a book
         try:
             yield from (field for row in csv.reader(io.StringIO(text)) for field in row)
         except csv.Error as error:
             raise ValueError(f"{name}: not CSV: {error}; repair it, or rename it to .txt") from error
-    elif suffix in (".xml", ".html", ".htm", ".sgm", ".sgml"):
+    elif suffix in _XML:
         yield _TAGS.sub(" ", text)
+        yield from filter(_is_line, _TAGS.split(text))
+        yield from (double or single for double, single in _ATTRIBUTES.findall(text))
+    elif text.lstrip()[:1] in ("{", "[") and (values := _list_json(text, name=name)):
+        yield from values
     else:
         yield from _read_lines(text.splitlines())
+
+
+def _is_line(text: str) -> bool:
+    return len(text) <= _LONGEST_LINE and not text.isspace()
+
+
+def _list_json(text: str, *, name: str) -> list[str]:
+    """Return the strings of JSON values in a file with any name, or nothing if it is another kind of file."""
+    try:
+        return list(_read_json(text, name=name))
+    except ValueError:
+        return []
 
 
 def _read_json(text: str, *, name: str) -> Iterator[str]:
@@ -83,8 +120,12 @@ def _read_json(text: str, *, name: str) -> Iterator[str]:
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from (key for key in value if isinstance(key, str) and " " in key)  # not the names of fields
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
             yield from _strings(each)
 
 
@@ -98,7 +139,8 @@ def _read_parquet(path: str) -> Iterator[str]:
 
 
 def _read_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the fields of a table, the sentences of a file with a token per line, or a plain text whole."""
+    """Yield the fields of a table, the sentences of a file with a token per line, or a plain text: whole, and its short
+    lines, which may be texts of their own (such as a question in each line)."""
     filled = [line for line in lines if line.strip() and not line.startswith("# ")]
     tabs = sum("\t" in line for line in filled)
     if filled and tabs >= _MOST * len(filled):
@@ -107,8 +149,11 @@ def _read_lines(lines: Sequence[str]) -> Iterator[str]:
         return
     counts = [len(line.split()) for line in filled]
     columns = max(counts, key=counts.count, default=0)
-    if 2 <= columns <= 10 and counts.count(columns) >= _MOST * len(counts) and len(counts) > 20:
+    has_columns = 2 <= columns <= 10 and counts.count(columns) >= _MOST * len(counts) and len(counts) > 20
+    if has_columns and len(filled) < len(lines):
         yield from _join_tokens([line.split() for line in lines])
+    elif len(filled) > 1:
+        yield from filter(_is_line, filled)
     yield "\n".join(lines)
 
 

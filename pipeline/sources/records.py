@@ -160,7 +160,8 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 def _field(record: dict[str, object], name: str, *, place: str, setting: str) -> object:
     if name not in record:
         known = ", ".join(list(record)[:20]) or "nothing"
-        raise ValueError(f"{place}: has no field '{name}' (it has {known}); set {setting}")
+        skip = ", or skip_without_text: true to leave such objects out" if setting == "text_column" else ""
+        raise ValueError(f"{place}: has no field '{name}' (it has {known}); set {setting}{skip}")
     return record[name]
 
 

@@ -1,9 +1,11 @@
 """Checks that no phase evaluates on documents that the run, or the run it branched from, was trained on before.
 
-A phase is a part of a run with its own data set. A document is held out if the hash of its text is below
-`validation_fraction`, a setting of the build. So if two data sets contain the same text, the data set with the smaller
-fraction trains on documents that the other data set holds out. Cost: reads the document ids of held-out rows, and of
-training rows only if the fractions permit such a leak.
+A phase is a part of a run with its own data set. A document is held out if a hash is below `validation_fraction`, a
+setting of the build: the hash of its own text or, if it is a chapter or stretch of a book, that of the book's first
+one. So if two data sets contain the same text, the data set with the smaller fraction trains on documents that the
+other data set holds out. With parts of books, this can happen with any fractions, because one set may have the book and
+the other a part of it alone. Cost: reads the document ids of held-out rows, and of training rows only if the fractions
+or parts of books permit such a leak.
 """
 
 from __future__ import annotations
@@ -63,16 +65,23 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: 
     name = f"phases.{later.phase.index}.data={later.phase.config.data}"
     other = f"phase {earlier.index}{run_name}, {earlier.config.data}"
     trained = rows.slice(0, 0)
-    if before is None or now is None or before < now:
+    grouped = any(map(_has_groups, (manifest, later.manifest)))
+    if before is None or now is None or before < now or grouped:
         among = _read_ids(earlier, manifest=manifest, split="train", among=held_out)
         trained = pa.concat_tables([trained, *among])
     if trained.num_rows:
         documents = held_out.filter(pc.is_in(held_out, value_set=_documents_of(trained)))
         pairs = _has_document(rows, documents)
+        remedy = "build both with the same validation_fraction"
+        if before is not None and now is not None and before >= now:
+            remedy = (
+                "parts of a book are held out together, and the two have other books or cut them otherwise; build both "
+                "from the same files with the same source settings"
+            )
         raise ConfigError(
             f"{name}: an earlier phase trains on {len(documents):,} of its {len(held_out):,} held-out documents, in "
             f"{pc.sum(pairs).as_py():,} of its {rows.num_rows:,} held-out pairs: {other}, has "
-            f"validation_fraction={before}, this one {now}; build both with the same validation_fraction"
+            f"validation_fraction={before}, this one {now}; {remedy}"
         )
     shared = sorted(set(manifest.sources) & set(later.manifest.sources))
     if pc.any(_has_document(known, held_out)).as_py() or not shared:
@@ -81,6 +90,14 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: 
         f"WARNING: {name}: shares no held-out document with {other}, though both have a source "
         f"{', '.join(shared)}: unless the texts differ, they were split into documents or cleaned differently, and the "
         "earlier phase may train on held-out text; build both from the same files with the same source settings"
+    )
+
+
+def _has_groups(manifest: Manifest) -> bool:
+    """Return whether documents of a data set may be parts of books (see PipelineConfig.has_groups)."""
+    sources = manifest.config.get("sources")
+    return not isinstance(sources, list) or any(
+        source.get("unit") == "chapter" or source.get("rows_per_document") is not None for source in sources
     )
 
 

@@ -35,12 +35,14 @@ def test_documents_of_one_line_over_and_over(tmp_path: Path, length: int) -> Non
     assert "true next" in notes(found)
 
 
-def test_documents_that_end_alike(tmp_path: Path) -> None:
-    documents = [[*document, *FOOTER] for document in make_documents(300, seed=9, sentences=(3, 9))]
+@pytest.mark.parametrize(("seed", "sentences"), [(9, (3, 9)), (13, (10, 40))])
+def test_documents_that_end_alike(tmp_path: Path, seed: int, sentences: tuple[int, int]) -> None:
+    """With seed 13, one held-out document and one of training have a row of the two lines and nothing else."""
+    documents = [[*document, *FOOTER] for document in make_documents(300, seed=seed, sentences=sentences)]
     warnings = build_set(tmp_path, documents, length=64)
     assert [warning.split("'")[1] for warning in warnings] in (FOOTER, FOOTER[::-1])
     assert all("stands 300 times in 300 of 300 documents" in warning for warning in warnings)
-    assert set(faults(audit(tmp_path / "out", workers=1))) <= {"leakage"}  # a row of the two lines in two documents
+    assert faults(audit(tmp_path / "out", workers=1)) == {}
 
 
 def test_a_text_without_such_lines_has_no_warning(tmp_path: Path) -> None:

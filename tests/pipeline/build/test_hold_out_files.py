@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from corpora import find_sides, make_config, make_documents, write_text
+from pipeline.build import recipe
 from pipeline.build.recipe import build
 from pipeline.config import PipelineConfig
 from pipeline.dataset.manifest import Manifest
 from pipeline.documents import Document
+from pipeline.errors import PassingError
 from pipeline.settings import ConfigError, load_settings
 
 DOCUMENTS = make_documents(40, seed=3, sentences=(8, 12))
@@ -98,3 +100,24 @@ def test_one_path_must_be_a_list(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("sources: [{kind: text, path: x}]\noutput: out\nhold_out: a.txt\n")
     with pytest.raises(ConfigError, match="hold_out"):
         load_settings(PipelineConfig, file=tmp_path / "c.yaml")
+
+
+def test_a_stopped_build_goes_on_with_the_same_held_texts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sets(tmp_path / "eval")
+    whole = build(hold(tmp_path, output=str(tmp_path / "whole"), workers=2), say=lambda line: None)
+
+    def fail(*_: object, **__: object) -> None:
+        raise PassingError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "check_labels", fail)
+        with pytest.raises(PassingError):
+            build(hold(tmp_path), say=lambda line: None)
+    with pytest.raises(ValueError, match=r"inputs\.\(hold_out\)"):
+        build(hold(tmp_path, hold_out=[str(tmp_path / "eval" / "glue.tsv")]), say=lambda line: None)
+    said: list[str] = []
+    manifest = build(hold(tmp_path), say=said.append)
+    assert "resumed: 1 of 1 split and 1 of 1 shard kept" in said
+    assert (manifest.hash, manifest.drops) == (whole.hash, whole.drops)
+    for shard in manifest.shards:
+        assert (tmp_path / "out" / shard.path).read_bytes() == (tmp_path / "whole" / shard.path).read_bytes()

@@ -147,6 +147,52 @@ def test_parquet_is_read_with_nested_texts(tmp_path: Path) -> None:
     assert PASSAGE in list(read_texts(str(path)))
 
 
+SHORT = "A nice film of quiet joy."
+SHORT_FORMS = {
+    "a.txt": f"{SHORT}\nAnother line of the file here.\n",
+    "b.txt": "".join(f"A nice film of quiet joy number {number}.\n" for number in range(50)) + f"{SHORT}\n",
+    "a.tsv": f"{SHORT}\t1\nOther\t0\n",
+    "a.xml": f"<r><s>{SHORT}</s><s>Other one.</s></r>",
+    "b.xml": f"<r><s text='{SHORT}'/><s>Other one.</s></r>",
+    "a.json": json.dumps({SHORT: 1, "other": "one"}),
+    "dev": json.dumps({"a": [SHORT], "b": "c"}),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_FORMS)
+def test_each_short_text_of_a_file_is_found_as_a_whole_document(tmp_path: Path, name: str) -> None:
+    assert find(tmp_path, {name: SHORT_FORMS[name]}, [SHORT]) is not None
+    assert find(tmp_path, {name: SHORT_FORMS[name]}, [SHORT, *prose(30, seed=3)]) is None
+
+
+WIDE = "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in PASSAGE)
+WRITTEN = {
+    "wide letters": ("a.txt", WIDE),
+    "narrow kana": ("a.txt", "\uff86\uff6c\uff70" * 10),
+    "capital with a dot": ("a.txt", PASSAGE.replace("thirteen", "TH\u0130RTEEN")),
+    "letters of two code points": ("a.txt", PASSAGE.replace("fox", "fo\u0308x")),
+    "entities": ("a.xml", f"<r>{PASSAGE.replace('lazy', 'l&#97;zy')}</r>"),
+    "tags in a table": ("a.tsv", f"1\t{PASSAGE.replace('fox', 'fox<br />')}\n"),
+    "entities in JSON": ("a.jsonl", json.dumps({"a": PASSAGE.replace("lazy", "lazy &quot;")})),
+    "half a character in JSON": ("a.json", '{"a": "' + PASSAGE + ' \\ud83d"}'),
+    "an attribute": ("a.xml", f'<r><s text="{PASSAGE}"/></r>'),
+    "a key": ("a.json", json.dumps({PASSAGE: 1})),
+    "JSON by another name": ("dev", json.dumps({"a": PASSAGE.replace(" fox", "\nfox \u00e9")})),
+    "a long field": ("a.csv", f'id,text\n1,"{"word " * 40_000}{PASSAGE}"\n'),
+}
+DOCUMENTS = {
+    "narrow kana": "\u30cb\u30e3\u30fc" * 10,
+    "letters of two code points": PASSAGE.replace("fox", "f\u00f6x"),
+    "JSON by another name": PASSAGE.replace(" fox", " fox \u00e9"),
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_other_ways_to_write_a_text_are_found(tmp_path: Path, form: str) -> None:
+    name, text = WRITTEN[form]
+    assert find(tmp_path, {name: text}, [DOCUMENTS.get(form, PASSAGE)]) is not None
+
+
 def test_the_first_file_with_a_passage_counts_by_its_shortest_name(tmp_path: Path) -> None:
     texts = {"x/dev.tsv": f"1\t{PASSAGE}\n", "y/dev.tsv": f"2\t{PASSAGE}\n", "z.txt": " ".join(prose(40, seed=4))}
     match = find(tmp_path, texts, [PASSAGE])

@@ -11,6 +11,7 @@ import yaml
 from corpora import build_text, make_config, make_documents, write_text
 from pipeline.build.recipe import build
 from pipeline.dataset.manifest import Manifest
+from pipeline.output.data_card import render_card
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,15 @@ def test_the_card_declares_the_splits(built: tuple[Path, Manifest], tmp_path: Pa
 def test_the_card_says_so_where_the_published_algorithm_was_used(tmp_path: Path) -> None:
     build_text(tmp_path, make_documents(10), mode="reference", masks_per_pair=1)
     assert "one stream of documents a shard" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_card_says_how_documents_were_held_out(built: tuple[Path, Manifest]) -> None:
+    _, manifest = built
+    assert "chosen by the hash of their text; none appears" in render_card(manifest)
+    for setting in ({"unit": "chapter"}, {"rows_per_document": 9}):
+        config = {**manifest.config, "sources": [{**source, **setting} for source in manifest.config["sources"]]}
+        card = render_card(manifest.model_copy(update={"config": config}))
+        assert "by the hash of their text (parts of a book together, by the hash of its first part); none" in card
 
 
 def test_settings_show_the_entries_that_the_vocabulary_has(built: tuple[Path, Manifest], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from book_items import documents, read
-from pipeline.documents import Note
+from pipeline.documents import Drop, Note
 from pipeline.sources.decoding import decode_text
 from pipeline.sources.gutenberg import book_paragraphs, file_books
 
@@ -59,6 +59,49 @@ def test_each_e_text_of_a_file_is_a_book(pair: tuple[str, str]) -> None:
     assert file_books(joined) == [paragraphs for _, paragraphs in (first, second, third)]
 
 
+FULL_LICENCE = (
+    "\n*** START: FULL LICENSE ***\n\nTHE FULL PROJECT GUTENBERG LICENSE\nPLEASE READ THIS BEFORE YOU USE IT\n\n"
+    + "Project Gutenberg-tm is a trademark.\n\n" * 30
+    + "This Web site includes information about Project Gutenberg-tm,\nand how to\n"
+    "subscribe to our email newsletter to hear about new eBooks.\n"
+)
+FIELDS = "Title: Letters\n\nAuthor: A. Nobody\n\nRelease Date: May, 1997  [Etext #9]\n\nLanguage: English\n\n"
+LICENCES = {
+    "no licence": "",
+    "licence": FULL_LICENCE,
+    "end mark and licence": END + FULL_LICENCE,
+    "licence without lines of asterisks": "\nUpdated editions will replace the previous one--the old editions will\n"
+    "be renamed.\n\nCreating the works from public domain print editions means that no\none owns them.\n\n"
+    + FULL_LICENCE.split("***")[-1],
+    "small print": "\n" + SMALL_PRINT,
+}
+HEADERS = {
+    "no header": "",
+    "start mark": START,
+    "letterhead": LETTERHEAD + FIELDS,
+    "letterhead and start mark": LETTERHEAD + FIELDS + START,
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("before", LICENCES)
+@pytest.mark.parametrize("after", LICENCES)
+@pytest.mark.parametrize("lines", [3, 30, 120])
+def test_a_book_is_kept_whole_wherever_the_licence_stands(header: str, before: str, after: str, lines: int) -> None:
+    paragraphs = [f"The clerk of the harbour opened door number {number} there." for number in range(lines)]
+    rest = "\n\n".join(paragraphs) + "\n\n" + LICENCES[after]
+    assert file_books(LICENCES[before] + "\n\n" + HEADERS[header] + rest) == [paragraphs]
+    assert file_books(HEADERS[header] + LICENCES[before] + "\n\n" + rest) == [paragraphs]
+
+
+@pytest.mark.parametrize("text", [FULL_LICENCE, END + LICENCE, SMALL_PRINT, LETTERHEAD + START + END + FULL_LICENCE])
+def test_a_file_of_nothing_but_a_licence_is_counted_as_such(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    (item,) = read(tmp_path)
+    assert isinstance(item, Drop)
+    assert (item.reason, item.name) == ("nothing_but_licence", "a.txt")
+
+
 def test_text_without_marks_beside_e_texts_is_kept() -> None:
     plain = [f"A line of a book without any marks, number {number}." for number in range(300)]
     text, paragraphs = book("modern", "X")
@@ -77,6 +120,12 @@ def test_five_equal_books_in_a_file_are_five_documents_and_noted(shared_data: Pa
     assert [item for item in items if isinstance(item, Note)] == [
         Note("several_books_in_a_file", "five.txt", "5 books")
     ]
+
+
+@pytest.mark.parametrize("line_break", ["\r\n", "\r", "\r\r\n", "\x85", "\u2028"])
+def test_any_line_break_gives_the_same_book(shared_data: Path, line_break: str) -> None:
+    text = (shared_data / "books/gutenberg-with-boilerplate/84.txt").read_text(encoding="utf-8")  # with "\n"
+    assert file_books(text.replace("\n", line_break)) == file_books(text)
 
 
 def test_real_e_texts_in_one_file_are_the_same_as_in_a_file_each(shared_data: Path) -> None:

@@ -43,7 +43,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Build:
         source.write_text("\n".join(lines))
         if "rows_per_document" in settings:  # a file is held out as a whole
             source = root / f"{text}-files"
-            source.mkdir()
+            source.mkdir(exist_ok=True)
             for number in range(40):
                 (source / f"{number}.txt").write_text("\n".join(lines[10 * number : 10 * number + 10]))
         config = {"kind": "text", "path": str(source), **settings}
@@ -127,6 +127,26 @@ def test_the_same_text_divided_otherwise_is_warned_of(sets: Build, tmp_path: Pat
     small, halves = sets(0.2, length=48), sets(0.1, rows_per_document=3)
     lines = preflight.check(phases_of(small, halves, output=tmp_path / "run")).lines
     assert len([line for line in lines if "the earlier phase may train on held-out text" in line]) == 1
+
+
+@pytest.mark.parametrize("fractions", [(0.2, 0.2), (0.25, 0.2)])
+def test_documents_that_one_set_holds_out_with_their_book_are_compared(
+    sets: Build, tmp_path: Path, fractions: tuple[float, float]
+) -> None:
+    """The same documents, alone and as stretches of files: other hashes decide, whatever the fractions."""
+    alone, grouped = (sets(fraction, length=48) for fraction in fractions), sets(fractions[1], rows_per_document=6)
+    first, second = alone
+    held_out, trained = ids_of(grouped, split="validation"), ids_of(first, split="train")
+    assert {name for pair in held_out for name in pair} & {name for pair in trained for name in pair}
+    message = (
+        r"phases\.1\.data=.*an earlier phase trains on .*; parts of a book are held out together, and the two have"
+    )
+    with pytest.raises(ConfigError, match=message):
+        preflight.check(phases_of(first, grouped, output=tmp_path / "run"))
+    with pytest.raises(ConfigError, match=message):
+        preflight.check(phases_of(grouped, second, output=tmp_path / "run"))
+    lines = preflight.check(phases_of(grouped, grouped, output=tmp_path / "run")).lines
+    assert not [line for line in lines if "WARNING" in line]
 
 
 def test_fractions_that_are_not_known_are_no_excuse(sets: Build, tmp_path: Path) -> None:
