@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pipeline.wikitext.tags import BREAK
+from pipeline.wikitext.tags import BREAK, HOLE
 
 
 class Block(NamedTuple):
@@ -31,7 +31,8 @@ _SHORTEST_WITHOUT_BREAKS = 2_000
 _EQUALS = re.compile(r"={2,}|")
 _BREAK = re.compile(rf"{BREAK}[ \t]*")
 _RULE = re.compile(r"-{4,}")
-_ITEM = re.compile(r"([*#:;]+)[ \t]*")
+_ITEM = re.compile(r"([*#:;]+(?:[ \t]+[*#]++(?=[ \t]))?)[ \t]*")
+_DEFINITION = re.compile(r"\s:\s*")  # between a term and its definition on the same line
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__([ \t]*)")
 
 _ANY_ROW = re.compile(r"\n[ \t:]*(?:[|!]|\{\|)")
@@ -39,7 +40,8 @@ _TABLE_LINE = re.compile(r"[ \t:]*(?:\{\||\|\}|\|-+(?:\s|\Z|[a-z]+\s*=)|\|\+(?!\
 _ROW = re.compile(r"[ \t:]*(?:[|!]|\{\|)")
 _CELLS = re.compile(r"\S\s*(?:\|\||!!)")
 # Arguments of a template, options of an image, or no content.
-_NO_PROSE = re.compile(r"[ \t]*(?:\|[^|=.,]{1,40}=|\|\s*(?:thumb|left|right|center)\b|.*\b\d+px\b|[|!]\s*\Z)")
+_NO_PROSE = re.compile(r"[ \t]*(?:\|[^|=.,]{0,40}=|\|\s*(?:thumb|left|right|center)\b|.*\b\d+px\b|[|!]\s*\Z)")
+_ONLY_FORMULAS = re.compile(rf"[ \t:]*(?:{HOLE}[\ufde0-\ufdef]*[\s.,;:]*)+")
 _ONLY_MARKS = re.compile(rf"[\s{_MARKS}]*")
 SENTENCE_END = re.compile(
     "[.!?\u2026\u3002\uff01\uff1f\uff0e\uff61\u0964\u0965\u06d4\u061f\u0589\u104a\u104b\u17d4\u17d5\u0f0d\u1362]"
@@ -59,7 +61,8 @@ def read_blocks(text: str) -> Iterator[Block]:
         text = "\n".join(_drop_rows(text.split("\n")))
     open_lines: list[str] = []
     in_list = False  # an indented line right after a list item continues it
-    for line in _BREAK.sub("\n\n", text).split("\n"):
+    lines = _BREAK.sub("\n\n", text).split("\n")
+    for line in _join_formulas(lines) if HOLE in text else lines:
         first = line[:1]
         if first and first not in "*#:;=- \t":
             open_lines.append(line)
@@ -72,7 +75,9 @@ def read_blocks(text: str) -> Iterator[Block]:
         item = _ITEM.match(line)
         in_list = item is not None and (in_list or item.group(1).strip(":") != "")
         if item is not None:
-            yield Block("*" if in_list else ":", line[item.end() :])
+            content = line[item.end() :]
+            term_and_definition = _DEFINITION.split(content, maxsplit=1) if item.group(1).endswith(";") else [content]
+            yield from (Block("*" if in_list else ":", part) for part in term_and_definition)
         elif heading is not None:
             opening, title, closing = heading.groups()
             yield Block(opening[: len(closing)], title)
@@ -86,6 +91,34 @@ def read_blocks(text: str) -> Iterator[Block]:
             yield Block(":", line)
     if open_lines:
         yield Block("", "\n".join(open_lines))
+
+
+def _join_formulas(lines: Sequence[str]) -> list[str]:
+    """Return the lines, with each line of missing formulas or templates joined to the sentence that it stands in: to
+    the line before if no sentence ends there, and to the line after if that goes on in lower case. So the sentence has
+    the marks in it, and is dropped and counted."""
+    joined: list[list[str]] = []
+    last = -1  # the last line that is not blank
+    goes_on = False  # the last line ends with a formula, and no sentence ends there
+    for line in lines:
+        is_blank = not line or line.isspace()
+        is_formula = HOLE in line and _ONLY_FORMULAS.fullmatch(line) is not None
+        if is_blank or not (is_formula or goes_on):
+            joined.append([line])
+        else:
+            text = line.lstrip(" \t:")
+            if is_formula:
+                is_inside = last >= 0 and joined[last][0][0] not in "=|!{" and not SENTENCE_END.search(joined[last][-1])
+                goes_on = not SENTENCE_END.search(text)
+            else:
+                is_inside, goes_on = text[:1].islower(), False
+            if is_inside:
+                joined[last + 1 :] = []
+                joined[last].append(text)
+            else:
+                joined += [[""], [line]]
+        last = last if is_blank else len(joined) - 1
+    return [" ".join(pieces) for pieces in joined]
 
 
 def _remove_magic_word(found: re.Match[str]) -> str:

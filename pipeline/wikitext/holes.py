@@ -35,6 +35,7 @@ _CLOSING = {"": "", "(": ")\uff09", "\uff08": ")\uff09", "[": "]"}
 _MOST_OPEN = 8
 _MOST_CHARACTERS = 600
 _WORD = re.compile(r"\w+")
+_STARTS_WORD = re.compile(r"-?(?=[^\W_])[^\u0e00-\uffff]")
 _LAST_WORD = re.compile(r"(\w+)\W*$")
 _PRONUNCIATION = words(
     "ipa afi api mfa \u043c\u0444\u0430 pron pronounced prononce prononcent prononc\u00e9 prononc\u00e9e ausgesprochen "
@@ -128,7 +129,7 @@ def _remove_parentheses(line: str) -> str:
         elif any(piece in _CLOSING[outer.opening] for outer in opened):
             while piece not in _CLOSING[opened[-1].opening]:
                 _give_up(opened)
-            _close(opened.pop(), piece, outer=opened[-1])
+            _close(opened.pop(), piece, outer=opened[-1], is_glued=_STARTS_WORD.match(line, position) is not None)
         elif _POINT.match(piece) and innermost.opening:
             innermost.items.append([piece])
             innermost.asides.append(False)
@@ -148,14 +149,14 @@ def _give_up(opened: list[_Parenthesis]) -> None:
     opened[-1].take(inner, inner.text())
 
 
-def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
-    """Add to `outer` what remains of the parenthesis `inner`, which the character `closing` has just closed. A
-    parenthesis with a HOLE (a mark for a template that cannot be rendered) is removed. A parenthesis with an ASIDE (a
-    mark for a pronunciation or a sound) loses the parts that only give a pronunciation. If the sentence may need the
-    parenthesis, it stays with its marks."""
+def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis, is_glued: bool) -> None:
+    """Add to `outer` what remains of the parenthesis `inner`, which the character `closing` has just closed. `is_glued`
+    says that a word follows without a space, as in "(Z)-2-butene". A parenthesis with a HOLE (a mark for a template
+    that cannot be rendered) is removed. A parenthesis with an ASIDE (a mark for a pronunciation or a sound) loses the
+    parts that only give a pronunciation. If the sentence may need the parenthesis, it stays with its marks."""
     if inner.has_hole:
         text = inner.text()
-        if inner.opening == "[" or len(text) > _MOST_CHARACTERS or outer.ends_with_letter():
+        if inner.opening == "[" or len(text) > _MOST_CHARACTERS or is_glued or outer.ends_with_letter():
             outer.take(inner, text + closing)
         else:
             outer.remove_space()
@@ -166,7 +167,7 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
     items = ["".join(item) for item in inner.items]
     kept = [_without_aside(item) if aside else item for item, aside in zip(items, inner.asides, strict=True)]
     text = "".join(kept).lstrip(_POINTS + " ").rstrip()
-    if text:
+    if text and not ("" in kept and all(map(_names_languages, filter(None, kept)))):
         outer.add(inner.opening + text + closing)
         return
     if not outer.opening and outer.introduces(inner.opening):  # "pronounced [...]" is not complete without it
@@ -176,6 +177,13 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
     if inner.opening == "[" and outer.opening:  # "also [...]" says nothing without its pronunciation
         outer.add(ASIDE)
         outer.asides[-1] = True
+
+
+def _names_languages(item: str) -> bool:
+    """Return whether a part of a parenthesis has two to four words in lower case and nothing else. Beside a
+    pronunciation, such a part says of which language it is: "also in Italian" (in a language that writes it small)."""
+    parts = item.strip(_POINTS + " ").split()
+    return 1 < len(parts) < 5 and all(part.isalpha() and part.islower() for part in parts)
 
 
 def _without_aside(item: str) -> str:

@@ -114,6 +114,7 @@ _ENDS_TABLE = re.compile(
     r"(?:fin|fim|fine)[ _-](?:tab|table|tableau|tabella|tabla|tabela)|\u043a\u043e\u043d\u0435\u0446)\s*(?:\||\Z)",
     re.I,
 )
+_TABLE_MARK = re.compile(r"(\{\{\(!\}\}|\{\{\{!\}\})|\{\{!\)\}\}|\{\{!\}\}\}(?!\})")
 _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
@@ -143,8 +144,8 @@ class _Frame:
 def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
     if "[[" in text:
         text = _SIMPLE_LINK.sub(_resolve_simple_link, text)
-    if "!)}}" in text or "{{(!" in text:
-        text = text.replace("{{(!}}", "{|").replace("{{!)}}", "|}")
+    if "!)}}" in text or "{{(!" in text or "{{{!}}" in text:
+        text = _TABLE_MARK.sub(lambda found: "{|" if found.group(1) else "|}", text)
     if "{{{" in text:
         text = _PARAMETER.sub(lambda found: found.group(1) or "", text)
     frames = [_Frame("", 0)]
@@ -167,7 +168,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             frame.parts.append(" " if kind == _LINK else "\n|}\n" if kind == _TABLE else "")
             continue
         while frames[-1].kind != kind:
-            _give_up(frames, open_of)
+            _give_up(frames, open_of, page=page)
         closed = frames.pop()
         open_of[kind] -= 1
         parts = frames[-1].parts
@@ -185,7 +186,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             parts.append(EMPTY)  # the space does not begin a preformatted line
     frames[-1].parts.append(text[position:])
     while len(frames) > 1:
-        _give_up(frames, open_of)
+        _give_up(frames, open_of, page=page)
     return "".join(frames[0].parts)
 
 
@@ -195,13 +196,20 @@ def _resolve_simple_link(found: re.Match[str]) -> str:
     return quote_free(shown, is_label=bool(label)) if "'" in shown else shown
 
 
-def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
+_BOX = re.compile(r"[^\n|]*+\n\s*+\|")  # the first argument is on a line of its own
+
+
+def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePage) -> None:
     """Treat the innermost open bracket, the last of `frames`, as unclosed: add its content to the text of the bracket
     around it. `open_of` counts the open brackets of each kind."""
     frame, outer = frames.pop(), frames[-1]
     open_of[frame.kind] -= 1
-    if frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]:
-        outer.parts.append("\n|")
+    if frame.kind == _TEMPLATE and frame.parts:
+        name, bar, _ = frame.parts[0].partition("\n")[0].partition("|")
+        if _BOX.match(frame.parts[0]) or (bar and outer.last() in ("\n", BREAK)):
+            outer.parts.append("\n|=")  # its first line goes like a row of a table
+        elif bar:
+            outer.parts.append(page.hole(name))
     own = frame.own
     if frame.kind == _TABLE:
         outer.parts.append(rest_of_table("".join(frame.parts[:own])))

@@ -78,6 +78,11 @@ def find_renderer(name: str, *, language: str) -> Renderer | None:
     return None
 
 
+def is_listed(name: str, *, language: str) -> bool:
+    """Return whether templates.tsv itself has the template `name` (case-folded by fold_name) for the wiki."""
+    return name in _renderers(language)
+
+
 @cache
 def _renderers(language: str) -> dict[str, Renderer]:
     lines = read_table()
