@@ -44,6 +44,11 @@ _PRONUNCIATION = words(
 )
 
 
+def hole_number(mark: str) -> int:
+    """Return the index of a missing template in `TemplatePage.holes`, from the mark (MARK) that stands for it."""
+    return int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in mark[1:]), 16)
+
+
 def settle_marks(line: str) -> str:
     """Return a line without those marks (characters in the place of a template) without which the line is still
     complete. The other marks stand for missing words and stay. Return "" if the line has no words besides marks."""

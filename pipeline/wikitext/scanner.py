@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.wikitext.blocks import read_blocks, rest_of_table
-from pipeline.wikitext.holes import MARK, settle_marks
+from pipeline.wikitext.holes import MARK, hole_number, settle_marks
 from pipeline.wikitext.links import quote_free, resolve_external_links, resolve_link
 from pipeline.wikitext.names import WikiNames
 from pipeline.wikitext.quotes import remove_quotes
@@ -81,7 +81,13 @@ def wikitext_to_text(
     text = _resolve_variants(text, language=language)
     blocks = [block._replace(text=_finish_line(block.text)) for block in read_blocks(text)]
     kept, left_out = choose_blocks(blocks, language=language, lists=lists, tail_sections=tail_sections or lists)
+    if page.holes:
+        left = {hole_number(mark) for block in blocks for mark in MARK.findall(block.text)}
+        left_out += [LeftOut(_TEMPLATE_LEFT_OUT, name) for number, name in enumerate(page.holes) if number not in left]
     return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
+
+
+_TEMPLATE_LEFT_OUT = "unrendered_template"  # with its parenthesis, from a footnote's place, or from a line of its own
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class PlainText:
     text: str
     holes: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
-    """What `lists` and `tail_sections` left out of the text."""
+    """What `lists` and `tail_sections` left out of the text, and the missing templates that left no hole."""
 
     def hole_in(self, sentence: str) -> str | None:
         """Return the name of the first missing template in a sentence of this text, or None if the sentence is
@@ -100,7 +106,7 @@ class PlainText:
         found = MARK.search(sentence)
         if found is None:
             return None
-        return self.holes[int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in found.group()[1:]), 16)]
+        return self.holes[hole_number(found.group())]
 
 
 # ---- brackets: templates, links, tables ----

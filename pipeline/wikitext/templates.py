@@ -16,7 +16,7 @@ from pipeline.wikitext.names import fold_name, language_codes, words
 from pipeline.wikitext.quantities import Arguments, Renderer, format_number
 from pipeline.wikitext.renderers import make_renderer, nothing
 from pipeline.wikitext.tables import find_renderer, is_listed, wikis_of
-from pipeline.wikitext.tags import ASIDE, EQUALS, HOLE, PIPE
+from pipeline.wikitext.tags import ASIDE, EQUALS, HOLE, PIPE, RESERVED
 
 _DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF0))))
 _CASES = {"lc": str.lower, "uc": str.upper}
@@ -43,7 +43,7 @@ class TemplatePage:
         """Add `name` to `holes`, and return the characters that stand in the place of the missing template. They are
         `mark` and the index of `name` in `holes`. The index is written in Unicode noncharacters, so that no sentence
         splitter cuts there."""
-        self.holes.append(" ".join(name.split())[:80])
+        self.holes.append(" ".join(RESERVED.sub("", name).split())[:80])
         return mark + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
 
