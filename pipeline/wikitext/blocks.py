@@ -13,9 +13,10 @@ from pipeline.wikitext.tags import BREAK, HOLE
 
 
 class Block(NamedTuple):
-    """A piece of a page. `kind` is "" for a paragraph, "*" for a list item, and ":" for a line outside of a list that
-    is indented by : or a space, often a quotation or code. For a heading, it has as many = as the heading's level.
-    `text` has the lines of a paragraph with line breaks between them."""
+    """A piece of a page. `text` has the lines of a paragraph with line breaks between them. `kind` is "" for a
+    paragraph, "'" for a line that is all bold, often the title of a list, "*" for a list item, and ":" for a line
+    outside of a list that is indented by : or a space, often a quotation or code. For a heading, it has as many = as
+    the heading's level."""
 
     kind: str
     text: str
@@ -29,9 +30,14 @@ _HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^
 _INNER_HEADING = re.compile(r"(?<=[^\s=])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
 _SHORTEST_WITHOUT_BREAKS = 2_000
 _EQUALS = re.compile(r"={2,}|")
+_PARAGRAPHS = re.compile(rf"{BREAK}[ \t]*(?:{BREAK}[ \t]*)+")
 _BREAK = re.compile(rf"{BREAK}[ \t]*")
+_BREAK_IN_ITEM = re.compile(rf"(?m)^([*#:;]++).*{BREAK}.*")
+_BULLETS = "\u2022\u2023\u25aa\u25cf\u25e6"  # signs in place of * at the start of a line
+_BOLD_LINE = re.compile(r"'''[^'\n]{1,80}'''\s*+:?\s*+")
 _RULE = re.compile(r"-{4,}")
-_ITEM = re.compile(r"([*#:;]+(?:[ \t]+[*#]++(?=[ \t]))?)[ \t]*")
+_ITEM = re.compile(rf"([*#:;]+(?:[ \t]+[*#]++(?=[ \t]))?|[{_BULLETS}])[ \t]*")
+_FIRST_OF_OTHERS = f"*#:;=- \t{_BULLETS}"  # first characters of lines that are no paragraph
 _DEFINITION = re.compile(r"\s:\s*")  # between a term and its definition on the same line
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__([ \t]*)")
 
@@ -61,15 +67,17 @@ def read_blocks(text: str) -> Iterator[Block]:
         text = "\n".join(_drop_rows(text.split("\n")))
     open_lines: list[str] = []
     in_list = False  # an indented line right after a list item continues it
+    if BREAK in text:
+        text = _BREAK_IN_ITEM.sub(_repeat_item, _PARAGRAPHS.sub("\n\n", text))
     lines = _BREAK.sub("\n\n", text).split("\n")
     for line in _join_formulas(lines) if HOLE in text else lines:
         first = line[:1]
-        if first and first not in "*#:;=- \t":
+        if first and first not in _FIRST_OF_OTHERS:
             open_lines.append(line)
             in_list = False
             continue
         if open_lines:
-            yield Block("", "\n".join(open_lines))
+            yield from _paragraph(open_lines)
             open_lines = []
         heading = _HEADING.fullmatch(line) if first == "=" else None
         item = _ITEM.match(line)
@@ -90,7 +98,21 @@ def read_blocks(text: str) -> Iterator[Block]:
         elif line and not line.isspace():
             yield Block(":", line)
     if open_lines:
-        yield Block("", "\n".join(open_lines))
+        yield from _paragraph(open_lines)
+
+
+def _paragraph(lines: list[str]) -> Iterator[Block]:
+    """Yield a paragraph, and its last line as a block if it is all bold and no sentence goes on there."""
+    is_bold = _BOLD_LINE.fullmatch(lines[-1]) is not None and (len(lines) == 1 or SENTENCE_END.search(lines[-2]))
+    if text := "\n".join(lines[:-1] if is_bold else lines):
+        yield Block("", text)
+    if is_bold:
+        yield Block("'", lines[-1])
+
+
+def _repeat_item(found: re.Match[str]) -> str:
+    """Return a list item as several items, one for each of its lines."""
+    return _BREAK.sub("\n* " if found.group(1).strip(":") else "\n: ", found.group())
 
 
 def _join_formulas(lines: Sequence[str]) -> list[str]:

@@ -42,7 +42,7 @@ from pipeline.wikitext.quantities import (
     value,
     words_of_date,
 )
-from pipeline.wikitext.tags import ASIDE, BREAK, PIPE, lower_digits, raise_digits
+from pipeline.wikitext.tags import ASIDE, PARAGRAPH, PIPE, lower_digits, raise_digits
 
 
 def nothing(arguments: Arguments) -> str | None:
@@ -157,7 +157,7 @@ def _ship_class(arguments: Arguments) -> str | None:
 def _quotation(arguments: Arguments) -> str | None:
     named = arguments.named
     text = arguments.at(1) or named.get("text") or named.get("quote") or named.get("texte") or named.get("citat") or ""
-    return f"{BREAK}{text}{BREAK}" if text else BREAK
+    return f"{PARAGRAPH}{text}{PARAGRAPH}" if text else PARAGRAPH
 
 
 def _reign(arguments: Arguments) -> str | None:
@@ -252,7 +252,7 @@ def _second(arguments: Arguments) -> str | None:
 
 def _columns(arguments: Arguments) -> str | None:
     text = arguments.named.get("content") or _last(arguments)
-    return f"{BREAK}{text}{BREAK}" if text else BREAK
+    return f"{PARAGRAPH}{text}{PARAGRAPH}" if text else PARAGRAPH
 
 
 def _twin_town(arguments: Arguments) -> str | None:

@@ -55,7 +55,7 @@ def choose_blocks(
     left_out: list[LeftOut] = []
     tail_level = 0  # of the tail section's heading, 0 outside of tail sections
     heading = ""
-    follows_label = False  # the block before is a paragraph of a few words and a colon: the title of a list
+    follows_label = False  # the block before is a bold line, or a few words and a colon: the title of a list
     for number, (kind, text) in enumerate(blocks):
         if kind[:1] == "=":
             follows_label = False
@@ -64,12 +64,16 @@ def choose_blocks(
             continue
         if not text:
             continue
-        treatment = tail_sections if tail_level else lists if kind else "keep"
+        treatment = tail_sections if tail_level else lists if kind in ("*", ":") else "keep"
         if treatment == "drop" and kind == ":" and not tail_level:
             treatment = "sentences"  # quotations are indented, but code, formulas and results too
         if treatment == "keep" or (treatment == "sentences" and is_whole_sentence(text, language=language)):
             kept.append(text)
-            follows_label = not kind and text.endswith(_COLONS) and not _is_long(text, language=language)
+            # The first line of a page names its subject.
+            is_title = (
+                len(kept) > 1 if kind == "'" else not _is_long(text, language=language) and text.endswith(_COLONS)
+            )
+            follows_label = not kind.strip("'") and is_title
             continue
         if not tail_level:
             if follows_label:
