@@ -33,10 +33,12 @@ _FEWEST_CHARACTERS = 15
 _WITHOUT_MARKS = ("th", "lo")
 _FEWEST_WITHOUT_MARKS = 60
 _COLONS = (":", "\uff1a")
-# Numbers of books and pages; a year in parentheses before a stop, or a year at the end, after a comma and a place.
+# Numbers of books and pages; a year after authors, before a title; or a year at the end, after a comma and a place.
 _CITATION = re.compile(
     r"\b(?:ISBN|ISSN|OCLC|LCCN|JSTOR|PMID|doi|DOI)\b|\b(?:pp|p|vol|Vol|S|ss?|str)\.\s?\d+(?:[-\u2013\u2014]\d+)?\.?\s*\Z"
-    r"|\A.{0,80}\((?:1[5-9]|20)\d\d[a-z]?\)[.:]\s|[,:]\s(?:[^\W\d]+,?\s)?(?:1[5-9]|20)\d\d\.?\s*\Z"
+    r"|(?:\A.{0,80}|,\s[^\W\d_][^,;()]{0,25}\s)\((?:1[5-9]|20)\d\d[a-z]?\)[.:]\s"
+    r"|\.\s(?:1[5-9]|20)\d\d[a-z]?[.:]\s|,\s(?:1[5-9]|20)\d\d,\s[\"\u201c]"
+    r"|[,:]\s(?:[^\W\d][\w'-]*,?\s)?(?:1[5-9]|20)\d\d\.?\s*\Z"
 )
 _AND = re.compile(
     r"\s*[,;/&+\u3001\u30fb\u00b7]\s*|\s+(?:and|und|et|y|e|i|og|och|en|ja|a|\u0438|\u0456|\u0442\u0430|\ubc0f|ve|va|dan)\s+"
@@ -69,11 +71,10 @@ def choose_blocks(
             treatment = "sentences"  # quotations are indented, but code, formulas and results too
         if treatment == "keep" or (treatment == "sentences" and is_whole_sentence(text, language=language)):
             kept.append(text)
-            # The first line of a page names its subject.
-            is_title = (
-                len(kept) > 1 if kind == "'" else not _is_long(text, language=language) and text.endswith(_COLONS)
-            )
-            follows_label = not kind.strip("'") and is_title
+            if kind == "'":
+                follows_label = len(kept) > 1  # the first line of a page names its subject
+            else:
+                follows_label = not kind and text.endswith(_COLONS) and not _is_long(text, language=language)
             continue
         if not tail_level:
             if follows_label:

@@ -59,6 +59,9 @@ def test_what_is_no_list_stays() -> None:
         "Durgnat, The strange case of Alfred Hitchcock, London 1974.",
         "Halper, Edward C. (2009). One and Many in Aristotle's Metaphysics.",
         "A history of the city in four parts. ISBN 978-0-86543-266-6.",
+        "Essays by many hands, among them Long, A. and Radcliffe, Mark (2000). Nurses. Rome: Name.",
+        "Bender, Lionel et al. 2003. Selected Studies of all the Languages.",
+        'Moges, Awet, 2006, "The Philosophy of Schopenhauer."',
         "Heythrop Journal, Volume 50, Number 2, pp. 228\u2013242.",
     ],
 )
