@@ -32,7 +32,7 @@ _SHORTEST_WITHOUT_BREAKS = 2_000
 _EQUALS = re.compile(r"={2,}|")
 _PARAGRAPHS = re.compile(rf"{BREAK}[ \t]*(?:{BREAK}[ \t]*)+")
 _BREAK = re.compile(rf"{BREAK}[ \t]*")
-_BREAK_IN_ITEM = re.compile(rf"(?m)^([*#:;]++).*{BREAK}.*")
+_BREAK_IN_ITEM = re.compile(rf"\n([*#:;]++)[^\n{BREAK}]*+{BREAK}[^\n]*")
 _BULLETS = "\u2022\u2023\u25aa\u25cf\u25e6"  # signs in place of * at the start of a line
 _BOLD_LINE = re.compile(r"'''[^'\n]{1,80}'''\s*+:?\s*+")
 _RULE = re.compile(r"-{4,}")
@@ -47,7 +47,8 @@ _ROW = re.compile(r"[ \t:]*(?:[|!]|\{\|)")
 _CELLS = re.compile(r"\S\s*(?:\|\||!!)")
 # Arguments of a template, options of an image, or no content.
 _NO_PROSE = re.compile(r"[ \t]*(?:\|[^|=.,]{0,40}=|\|\s*(?:thumb|left|right|center)\b|.*\b\d+px\b|[|!]\s*\Z)")
-_ONLY_FORMULAS = re.compile(rf"[ \t:]*(?:{HOLE}[\ufde0-\ufdef]*[\s.,;:]*)+")
+_ONLY_FORMULAS = re.compile(rf"[ \t:]*(?:{HOLE}[\ufde0-\ufdef]*+[ \t.,;:]*+)++")
+_FORMULA_LINE = re.compile(rf"\n{_ONLY_FORMULAS.pattern}(?=\n|\Z)")
 _ONLY_MARKS = re.compile(rf"[\s{_MARKS}]*")
 SENTENCE_END = re.compile(
     "[.!?\u2026\u3002\uff01\uff1f\uff0e\uff61\u0964\u0965\u06d4\u061f\u0589\u104a\u104b\u17d4\u17d5\u0f0d\u1362]"
@@ -69,8 +70,9 @@ def read_blocks(text: str) -> Iterator[Block]:
     in_list = False  # an indented line right after a list item continues it
     if BREAK in text:
         text = _BREAK_IN_ITEM.sub(_repeat_item, _PARAGRAPHS.sub("\n\n", text))
-    lines = _BREAK.sub("\n\n", text).split("\n")
-    for line in _join_formulas(lines) if HOLE in text else lines:
+    text = _BREAK.sub("\n\n", text)
+    lines = text.split("\n")
+    for line in _join_formulas(lines) if HOLE in text and _FORMULA_LINE.search(text) is not None else lines:
         first = line[:1]
         if first and first not in _FIRST_OF_OTHERS:
             open_lines.append(line)
@@ -84,8 +86,10 @@ def read_blocks(text: str) -> Iterator[Block]:
         in_list = item is not None and (in_list or item.group(1).strip(":") != "")
         if item is not None:
             content = line[item.end() :]
-            term_and_definition = _DEFINITION.split(content, maxsplit=1) if item.group(1).endswith(";") else [content]
-            yield from (Block("*" if in_list else ":", part) for part in term_and_definition)
+            if item.group(1).endswith(";") and (found := _DEFINITION.search(content)) is not None:
+                yield Block("*", content[: found.start()])
+                content = content[found.end() :]
+            yield Block("*" if in_list else ":", content)
         elif heading is not None:
             opening, title, closing = heading.groups()
             yield Block(opening[: len(closing)], title)
@@ -103,7 +107,11 @@ def read_blocks(text: str) -> Iterator[Block]:
 
 def _paragraph(lines: list[str]) -> Iterator[Block]:
     """Yield a paragraph, and its last line as a block if it is all bold and no sentence goes on there."""
-    is_bold = _BOLD_LINE.fullmatch(lines[-1]) is not None and (len(lines) == 1 or SENTENCE_END.search(lines[-2]))
+    is_bold = (
+        lines[-1].startswith("'''")
+        and _BOLD_LINE.fullmatch(lines[-1]) is not None
+        and (len(lines) == 1 or SENTENCE_END.search(lines[-2]) is not None)
+    )
     if text := "\n".join(lines[:-1] if is_bold else lines):
         yield Block("", text)
     if is_bold:

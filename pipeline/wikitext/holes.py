@@ -28,6 +28,7 @@ _GAP_BEFORE_POINT = re.compile(
     rf"(?<![ {GAP}])[ {GAP}]++(?<={GAP})(?=[.,;:!?)\]\u2026\u060c\u061b\u061f\u06d4\u0964\u3001\u3002\uff0c])"
 )
 _GAP_BETWEEN_POINTS = re.compile(rf"[,;\u060c\u3001\uff0c]\s*{GAP}[\s{GAP}]*(?=[,;.\u060c\u06d4\u3001\u3002\uff0c])")
+_GAP_BETWEEN_SENTENCES = re.compile(rf"(?<=[^\W\d_A-Z][.!?]){GAP}+(?=[^\W\d_a-z])")
 _POINTS = ",;\u060c\u061b\u3001\uff0c\uff1b"
 _POINT = re.compile(f"[{_POINTS}]")
 _PIECE = re.compile(rf"[(\uff08\[]|[)\uff09\]]|{_POINT.pattern}|[{HOLE}{ASIDE}]")
@@ -53,7 +54,7 @@ def settle_marks(line: str) -> str:
     """Return a line without those marks (characters in the place of a template) without which the line is still
     complete. The other marks stand for missing words and stay. Return "" if the line has no words besides marks."""
     if GAP in line:
-        line = _GAP_BETWEEN_POINTS.sub("", line)
+        line = _GAP_BETWEEN_SENTENCES.sub(" ", _GAP_BETWEEN_POINTS.sub("", line))
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")
     if HOLE not in line and ASIDE not in line:
         return line

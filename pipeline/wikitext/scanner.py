@@ -18,7 +18,7 @@ from pipeline.wikitext.names import WikiNames
 from pipeline.wikitext.quotes import remove_quotes
 from pipeline.wikitext.raw import remove_raw
 from pipeline.wikitext.sections import LeftOut, Treatment, choose_blocks
-from pipeline.wikitext.tags import BREAK, EMPTY, EQUALS, GAP, PIPE, RESERVED, resolve_tags
+from pipeline.wikitext.tags import ASIDE, BREAK, EMPTY, EQUALS, GAP, HOLE, PIPE, RESERVED, resolve_tags
 from pipeline.wikitext.templates import TemplatePage, render_template
 
 
@@ -82,7 +82,8 @@ def wikitext_to_text(
     blocks = [block._replace(text=_finish_line(block.text)) for block in read_blocks(text)]
     kept, left_out = choose_blocks(blocks, language=language, lists=lists, tail_sections=tail_sections or lists)
     if page.holes:
-        left = {hole_number(mark) for block in blocks for mark in MARK.findall(block.text)}
+        marked = [block.text for block in blocks if HOLE in block.text or ASIDE in block.text]
+        left = {hole_number(mark) for text in marked for mark in MARK.findall(text)}
         left_out += [LeftOut(_TEMPLATE_LEFT_OUT, name) for number, name in enumerate(page.holes) if number not in left]
     return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
 

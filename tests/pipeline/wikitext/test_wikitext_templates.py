@@ -155,6 +155,7 @@ def test_a_missing_template_is_let_go_where_the_sentence_is_whole_without_it(
         ("It is old ,{{cn}}. It is big ,{{mystery}}, and old{{cn}} ,{{mystery}}.", "It is old. It is big, and old."),
         ("It is old, <ref>x</ref>, big,<ref>x</ref>. New <ref>x</ref>.", "It is old, big. New."),
         ("(It is old {{cn}}) and big.", "(It is old) and big."),
+        ("It is old.{{-}}It is big!{{cn}} So e.g.{{cn}}a U.{{cn}}S. law.", "It is old. It is big! So e.g.a U.S. law."),
         ("Numbers like 1,,2 and .5 and words ... stay; ,,so'' too.", "Numbers like 1,,2 and .5 and words ... stay; "
          ",,so too."),
     ],
