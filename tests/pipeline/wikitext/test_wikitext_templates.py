@@ -238,7 +238,7 @@ def test_inline_templates_show_their_text(language: str, markup: str, text: str)
     [("ca", "Als {{segles|XIX|XX}} van venir."), ("es", "En los {{siglo|XIX|XX}} vinieron."),
      ("pt", "Nos {{s\u00e9culo|XIX|XX}} vieram."), ("fr", "Le roi Louis {{II}} vint.")],
 )  # fmt: skip
-def test_two_centuries_in_one_template_never_become_one_nor_a_numeral_none(language: str, markup: str) -> None:
+def test_two_centuries_never_become_one_and_a_numeral_never_vanishes(language: str, markup: str) -> None:
     assert whole_sentences(markup, language=language) == []
 
 
