@@ -69,6 +69,8 @@ def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
 
 _NUMBER = re.compile(r"[(\uff08]?\d{1,4}\.\s*")
 _LOOK_BACK = 10
+# A word may begin with a mark (!Kung), and so does the code of a comment (<!-- -->).
+_NO_END = re.compile(r"(?:\A[^\w\s]*|<)[!?]\Z")
 _CLOSING = "\u300d\u300f\u300b\u3009\u3011\u3015)\uff09"
 _QUOTED = re.compile(rf"[\"'\u2019\u201d{_CLOSING}]\s*\Z")
 # Korean dates are written 2010. 11. 12., and items of laws may be numbered by syllables (ga., na., da. ...).
@@ -146,7 +148,7 @@ def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
     joined."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
-    if goes_on(before, after, rules):
+    if goes_on(before, after, rules) or _NO_END.search(before) is not None:
         return True
     language = rules.language
     if language not in WITH_PARTICLES:

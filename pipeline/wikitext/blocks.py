@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pipeline.wikitext.tags import BREAK
+from pipeline.wikitext.tags import BREAK, HOLE
 
 
 class Block(NamedTuple):
-    """A piece of a page. `kind` is "" for a paragraph, "*" for a list item, and ":" for a line outside of a list that
-    is indented by : or a space, often a quotation or code. For a heading, it has as many = as the heading's level.
-    `text` has the lines of a paragraph with line breaks between them."""
+    """A piece of a page. `text` has the lines of a paragraph with line breaks between them. `kind` is "" for a
+    paragraph, "'" for a line that is all bold, often the title of a list, "*" for a list item, and ":" for a line
+    outside of a list that is indented by : or a space, often a quotation or code. For a heading, it has as many = as
+    the heading's level."""
 
     kind: str
     text: str
@@ -29,9 +30,15 @@ _HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^
 _INNER_HEADING = re.compile(r"(?<=[^\s=])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
 _SHORTEST_WITHOUT_BREAKS = 2_000
 _EQUALS = re.compile(r"={2,}|")
+_PARAGRAPHS = re.compile(rf"{BREAK}[ \t]*(?:{BREAK}[ \t]*)+")
 _BREAK = re.compile(rf"{BREAK}[ \t]*")
+_BREAK_IN_ITEM = re.compile(rf"\n([*#:;]++)[^\n{BREAK}]*+{BREAK}[^\n]*")
+_BULLETS = "\u2022\u2023\u25aa\u25cf\u25e6"  # signs in place of * at the start of a line
+_BOLD_LINE = re.compile(r"'''[^'\n]{1,80}'''\s*+:?\s*+")
 _RULE = re.compile(r"-{4,}")
-_ITEM = re.compile(r"([*#:;]+)[ \t]*")
+_ITEM = re.compile(rf"([*#:;]+(?:[ \t]+[*#]++(?=[ \t]))?|[{_BULLETS}])[ \t]*")
+_FIRST_OF_OTHERS = f"*#:;=- \t{_BULLETS}"  # first characters of lines that are no paragraph
+_DEFINITION = re.compile(r"\s:\s*")  # between a term and its definition on the same line
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__([ \t]*)")
 
 _ANY_ROW = re.compile(r"\n[ \t:]*(?:[|!]|\{\|)")
@@ -39,7 +46,9 @@ _TABLE_LINE = re.compile(r"[ \t:]*(?:\{\||\|\}|\|-+(?:\s|\Z|[a-z]+\s*=)|\|\+(?!\
 _ROW = re.compile(r"[ \t:]*(?:[|!]|\{\|)")
 _CELLS = re.compile(r"\S\s*(?:\|\||!!)")
 # Arguments of a template, options of an image, or no content.
-_NO_PROSE = re.compile(r"[ \t]*(?:\|[^|=.,]{1,40}=|\|\s*(?:thumb|left|right|center)\b|.*\b\d+px\b|[|!]\s*\Z)")
+_NO_PROSE = re.compile(r"[ \t]*(?:\|[^|=.,]{0,40}=|\|\s*(?:thumb|left|right|center)\b|.*\b\d+px\b|[|!]\s*\Z)")
+_ONLY_FORMULAS = re.compile(rf"[ \t:]*(?:{HOLE}[\ufde0-\ufdef]*+[ \t.,;:]*+)++")
+_FORMULA_LINE = re.compile(rf"\n{_ONLY_FORMULAS.pattern}(?=\n|\Z)")
 _ONLY_MARKS = re.compile(rf"[\s{_MARKS}]*")
 SENTENCE_END = re.compile(
     "[.!?\u2026\u3002\uff01\uff1f\uff0e\uff61\u0964\u0965\u06d4\u061f\u0589\u104a\u104b\u17d4\u17d5\u0f0d\u1362]"
@@ -59,20 +68,28 @@ def read_blocks(text: str) -> Iterator[Block]:
         text = "\n".join(_drop_rows(text.split("\n")))
     open_lines: list[str] = []
     in_list = False  # an indented line right after a list item continues it
-    for line in _BREAK.sub("\n\n", text).split("\n"):
+    if BREAK in text:
+        text = _BREAK_IN_ITEM.sub(_repeat_item, _PARAGRAPHS.sub("\n\n", text))
+    text = _BREAK.sub("\n\n", text)
+    lines = text.split("\n")
+    for line in _join_formulas(lines) if HOLE in text and _FORMULA_LINE.search(text) is not None else lines:
         first = line[:1]
-        if first and first not in "*#:;=- \t":
+        if first and first not in _FIRST_OF_OTHERS:
             open_lines.append(line)
             in_list = False
             continue
         if open_lines:
-            yield Block("", "\n".join(open_lines))
+            yield from _paragraph(open_lines)
             open_lines = []
         heading = _HEADING.fullmatch(line) if first == "=" else None
         item = _ITEM.match(line)
         in_list = item is not None and (in_list or item.group(1).strip(":") != "")
         if item is not None:
-            yield Block("*" if in_list else ":", line[item.end() :])
+            content = line[item.end() :]
+            if item.group(1).endswith(";") and (found := _DEFINITION.search(content)) is not None:
+                yield Block("*", content[: found.start()])
+                content = content[found.end() :]
+            yield Block("*" if in_list else ":", content)
         elif heading is not None:
             opening, title, closing = heading.groups()
             yield Block(opening[: len(closing)], title)
@@ -85,7 +102,53 @@ def read_blocks(text: str) -> Iterator[Block]:
         elif line and not line.isspace():
             yield Block(":", line)
     if open_lines:
-        yield Block("", "\n".join(open_lines))
+        yield from _paragraph(open_lines)
+
+
+def _paragraph(lines: list[str]) -> Iterator[Block]:
+    """Yield a paragraph, and its last line as a block if it is all bold and no sentence goes on there."""
+    is_bold = (
+        lines[-1].startswith("'''")
+        and _BOLD_LINE.fullmatch(lines[-1]) is not None
+        and (len(lines) == 1 or SENTENCE_END.search(lines[-2]) is not None)
+    )
+    if text := "\n".join(lines[:-1] if is_bold else lines):
+        yield Block("", text)
+    if is_bold:
+        yield Block("'", lines[-1])
+
+
+def _repeat_item(found: re.Match[str]) -> str:
+    """Return a list item as several items, one for each of its lines."""
+    return _BREAK.sub("\n* " if found.group(1).strip(":") else "\n: ", found.group())
+
+
+def _join_formulas(lines: Sequence[str]) -> list[str]:
+    """Return the lines, with each line of missing formulas or templates joined to the sentence that it stands in: to
+    the line before if no sentence ends there, and to the line after if that goes on in lower case. So the sentence has
+    the marks in it, and is dropped and counted."""
+    joined: list[list[str]] = []
+    last = -1  # the last line that is not blank
+    goes_on = False  # the last line ends with a formula, and no sentence ends there
+    for line in lines:
+        is_blank = not line or line.isspace()
+        is_formula = HOLE in line and _ONLY_FORMULAS.fullmatch(line) is not None
+        if is_blank or not (is_formula or goes_on):
+            joined.append([line])
+        else:
+            text = line.lstrip(" \t:")
+            if is_formula:
+                is_inside = last >= 0 and joined[last][0][0] not in "=|!{" and not SENTENCE_END.search(joined[last][-1])
+                goes_on = not SENTENCE_END.search(text)
+            else:
+                is_inside, goes_on = text[:1].islower(), False
+            if is_inside:
+                joined[last + 1 :] = []
+                joined[last].append(text)
+            else:
+                joined += [[""], [line]]
+        last = last if is_blank else len(joined) - 1
+    return [" ".join(pieces) for pieces in joined]
 
 
 def _remove_magic_word(found: re.Match[str]) -> str:

@@ -47,7 +47,13 @@ _PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
 def wrapped(arguments: Arguments) -> str | None:
     """Render the text that a template wraps. This is the first argument, or else a named argument such as text=. Return
     None without a text."""
-    return arguments.at(1) or next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), None)
+    return arguments.at(1) or named_text(arguments) or None
+
+
+def named_text(arguments: Arguments) -> str | None:
+    """Render the text of {{clarify|text=...}}, or "" without such an argument: other arguments of a mark of doubt in
+    the English Wikipedia are reasons and dates."""
+    return next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), "")
 
 
 def doubted(arguments: Arguments) -> str | None:
@@ -128,9 +134,11 @@ def verse(separator: str) -> Renderer:
 
 
 def english_verse(arguments: Arguments) -> str | None:
-    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", and {{bibleverse|Matthew|5:3}} as "Matthew
-    5:3"."""
-    number, book, place = _parts_of_verse(arguments)
+    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", {{bibleverse|Matthew|5:3}} as "Matthew
+    5:3", and a label after the translation's name as the label."""
+    number, book, place, _, label = _parts_of_verse(arguments)
+    if label and not label.isdecimal():
+        return label
     return f"{number} {book} {place}".strip() if book and place else None
 
 
@@ -139,11 +147,11 @@ def verse_number(arguments: Arguments) -> str | None:
     return _parts_of_verse(arguments)[2] or None
 
 
-def _parts_of_verse(arguments: Arguments) -> tuple[str, str, str]:
+def _parts_of_verse(arguments: Arguments) -> tuple[str, ...]:
+    """Return (number of the book, book, place, translation, label), each of them perhaps ""."""
     values = arguments.positional
     numbered = bool(values) and values[0] in ("", "1", "2", "3", "4", "I", "II", "III")
-    number, book, place = [*([] if numbered else [""]), *values, "", "", ""][:3]
-    return number, book, place
+    return tuple([*([] if numbered else [""]), *values, "", "", "", "", ""][:5])
 
 
 # ---- sounds ----

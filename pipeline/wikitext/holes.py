@@ -28,6 +28,7 @@ _GAP_BEFORE_POINT = re.compile(
     rf"(?<![ {GAP}])[ {GAP}]++(?<={GAP})(?=[.,;:!?)\]\u2026\u060c\u061b\u061f\u06d4\u0964\u3001\u3002\uff0c])"
 )
 _GAP_BETWEEN_POINTS = re.compile(rf"[,;\u060c\u3001\uff0c]\s*{GAP}[\s{GAP}]*(?=[,;.\u060c\u06d4\u3001\u3002\uff0c])")
+_GAP_BETWEEN_SENTENCES = re.compile(rf"(?<=[^\W\d_A-Z][.!?]){GAP}+(?=[^\W\d_a-z])")
 _POINTS = ",;\u060c\u061b\u3001\uff0c\uff1b"
 _POINT = re.compile(f"[{_POINTS}]")
 _PIECE = re.compile(rf"[(\uff08\[]|[)\uff09\]]|{_POINT.pattern}|[{HOLE}{ASIDE}]")
@@ -35,6 +36,7 @@ _CLOSING = {"": "", "(": ")\uff09", "\uff08": ")\uff09", "[": "]"}
 _MOST_OPEN = 8
 _MOST_CHARACTERS = 600
 _WORD = re.compile(r"\w+")
+_STARTS_WORD = re.compile(r"-?(?=[^\W_])[^\u0e00-\uffff]")
 _LAST_WORD = re.compile(r"(\w+)\W*$")
 _PRONUNCIATION = words(
     "ipa afi api mfa \u043c\u0444\u0430 pron pronounced prononce prononcent prononc\u00e9 prononc\u00e9e ausgesprochen "
@@ -43,11 +45,16 @@ _PRONUNCIATION = words(
 )
 
 
+def hole_number(mark: str) -> int:
+    """Return the index of a missing template in `TemplatePage.holes`, from the mark (MARK) that stands for it."""
+    return int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in mark[1:]), 16)
+
+
 def settle_marks(line: str) -> str:
     """Return a line without those marks (characters in the place of a template) without which the line is still
     complete. The other marks stand for missing words and stay. Return "" if the line has no words besides marks."""
     if GAP in line:
-        line = _GAP_BETWEEN_POINTS.sub("", line)
+        line = _GAP_BETWEEN_SENTENCES.sub(" ", _GAP_BETWEEN_POINTS.sub("", line))
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")
     if HOLE not in line and ASIDE not in line:
         return line
@@ -128,7 +135,7 @@ def _remove_parentheses(line: str) -> str:
         elif any(piece in _CLOSING[outer.opening] for outer in opened):
             while piece not in _CLOSING[opened[-1].opening]:
                 _give_up(opened)
-            _close(opened.pop(), piece, outer=opened[-1])
+            _close(opened.pop(), piece, outer=opened[-1], is_glued=_STARTS_WORD.match(line, position) is not None)
         elif _POINT.match(piece) and innermost.opening:
             innermost.items.append([piece])
             innermost.asides.append(False)
@@ -148,14 +155,14 @@ def _give_up(opened: list[_Parenthesis]) -> None:
     opened[-1].take(inner, inner.text())
 
 
-def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
-    """Add to `outer` what remains of the parenthesis `inner`, which the character `closing` has just closed. A
-    parenthesis with a HOLE (a mark for a template that cannot be rendered) is removed. A parenthesis with an ASIDE (a
-    mark for a pronunciation or a sound) loses the parts that only give a pronunciation. If the sentence may need the
-    parenthesis, it stays with its marks."""
+def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis, is_glued: bool) -> None:
+    """Add to `outer` what remains of the parenthesis `inner`, which the character `closing` has just closed. `is_glued`
+    says that a word follows without a space, as in "(Z)-2-butene". A parenthesis with a HOLE (a mark for a template
+    that cannot be rendered) is removed. A parenthesis with an ASIDE (a mark for a pronunciation or a sound) loses the
+    parts that only give a pronunciation. If the sentence may need the parenthesis, it stays with its marks."""
     if inner.has_hole:
         text = inner.text()
-        if inner.opening == "[" or len(text) > _MOST_CHARACTERS or outer.ends_with_letter():
+        if inner.opening == "[" or len(text) > _MOST_CHARACTERS or is_glued or outer.ends_with_letter():
             outer.take(inner, text + closing)
         else:
             outer.remove_space()
@@ -166,7 +173,7 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
     items = ["".join(item) for item in inner.items]
     kept = [_without_aside(item) if aside else item for item, aside in zip(items, inner.asides, strict=True)]
     text = "".join(kept).lstrip(_POINTS + " ").rstrip()
-    if text:
+    if text and not ("" in kept and all(map(_names_languages, filter(None, kept)))):
         outer.add(inner.opening + text + closing)
         return
     if not outer.opening and outer.introduces(inner.opening):  # "pronounced [...]" is not complete without it
@@ -176,6 +183,13 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis) -> None:
     if inner.opening == "[" and outer.opening:  # "also [...]" says nothing without its pronunciation
         outer.add(ASIDE)
         outer.asides[-1] = True
+
+
+def _names_languages(item: str) -> bool:
+    """Return whether a part of a parenthesis has two to four words in lower case and nothing else. Beside a
+    pronunciation, such a part says of which language it is: "also in Italian" (in a language that writes it small)."""
+    parts = item.strip(_POINTS + " ").split()
+    return 1 < len(parts) < 5 and all(part.isalpha() and part.islower() for part in parts)
 
 
 def _without_aside(item: str) -> str:

@@ -6,7 +6,7 @@ import re
 
 from pipeline.wikitext.names import PROJECT_PREFIXES, WikiNames, fold_name
 from pipeline.wikitext.quotes import remove_quotes
-from pipeline.wikitext.tags import EMPTY
+from pipeline.wikitext.tags import EMPTY, PIPE
 
 _PARENTHESES = re.compile(r"\s*[(\uff08][^()\uff08\uff09]*[)\uff09]\s*$")
 _EXTERNAL = re.compile(
@@ -29,6 +29,8 @@ def quote_free(text: str, *, is_label: bool) -> str:
 
 def resolve_link(content: str, *, names: WikiNames) -> str:
     """Return the visible text of `[[content]]`, without bold and italic marks."""
+    if PIPE in content.partition("|")[0]:
+        content = content.replace(PIPE, "|", 1)  # {{!}}
     if _ADDRESS.match(content):
         return f"[{content.strip().replace('|', ' ', 1)}]"  # an external link in one pair of brackets too many
     shown = _resolve_link(content, names=names)

@@ -32,6 +32,7 @@ _TO_END = words("includeonly ")
 _NAMES = "|".join(sorted(_VANISH | _HOLES | {"nowiki"}, key=lambda name: (-len(name), name)))
 _OPENING = re.compile(rf"<(?:!--|({_NAMES})(?=\s|/?>))", re.I)
 _COMMENTS_TO_END_OF_LINE = re.compile(r"(?:<!--(?:[^-]|-(?!->))*+-->[ \t]*+)++\n")
+_STOPS = tuple(".!?")
 _REF = re.compile(r"<(/?)ref(?:\s[^<>]*)?>", re.I)
 _SHOWN_IN_LINE = re.compile(r"\binline\b", re.I)
 
@@ -78,6 +79,7 @@ def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
             end = None if name in missing else _end_of(markup, name, position, has_name="name" in attributes)
             if end is None and name not in _TO_END:
                 missing.add(name)
+                kept.append(" " if name == "ref" and markup[found.start() - 1 : found.start()] in _STOPS else "")
                 continue
             content_end, after = end or (len(markup), len(markup))
             content, position = markup[position:content_end], after

@@ -15,6 +15,7 @@ from pipeline.wikitext.citations import (
     cited_work,
     doubted,
     english_verse,
+    named_text,
     sound,
     textual_citation,
     verse,
@@ -41,7 +42,7 @@ from pipeline.wikitext.quantities import (
     value,
     words_of_date,
 )
-from pipeline.wikitext.tags import ASIDE, BREAK, PIPE, lower_digits, raise_digits
+from pipeline.wikitext.tags import ASIDE, PARAGRAPH, PIPE, lower_digits, raise_digits
 
 
 def nothing(arguments: Arguments) -> str | None:
@@ -73,6 +74,12 @@ def _constant(text: str) -> Renderer:
 
 def _joined(separator: str) -> Renderer:
     return lambda arguments: separator.join(arguments.filled()) or None
+
+
+def _items(arguments: Arguments) -> str | None:
+    """Render {{unbulleted list|a|b}} as the items of a list, and a single argument, which may be a list, as it is."""
+    filled = arguments.filled()
+    return "".join(f"* {item}\n" for item in filled) if len(filled) > 1 else "".join(filled) or None
 
 
 def _around(before: str, after: str = "") -> Renderer:
@@ -150,7 +157,7 @@ def _ship_class(arguments: Arguments) -> str | None:
 def _quotation(arguments: Arguments) -> str | None:
     named = arguments.named
     text = arguments.at(1) or named.get("text") or named.get("quote") or named.get("texte") or named.get("citat") or ""
-    return f"{BREAK}{text}{BREAK}" if text else BREAK
+    return f"{PARAGRAPH}{text}{PARAGRAPH}" if text else PARAGRAPH
 
 
 def _reign(arguments: Arguments) -> str | None:
@@ -245,7 +252,7 @@ def _second(arguments: Arguments) -> str | None:
 
 def _columns(arguments: Arguments) -> str | None:
     text = arguments.named.get("content") or _last(arguments)
-    return f"{BREAK}{text}{BREAK}" if text else BREAK
+    return f"{PARAGRAPH}{text}{PARAGRAPH}" if text else PARAGRAPH
 
 
 def _twin_town(arguments: Arguments) -> str | None:
@@ -266,10 +273,10 @@ _PLAIN: dict[str, Renderer] = {
     for renderer in (
         age, as_of, bare_citation, bracketed_citation, _chemical, _chinese, _circa, cited_work, _columns, convert,
         coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link, _hole,
-        _interlanguage, _italian_flag, _japanese, _language_text, _last, measure, _music, nothing, _number,
-        _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _second, _ship_class, _shown,
-        _sic, _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation, _third_label,
-        track_gauge, _twin_town, unit_fr, _unless_article, value, verse_number, words_of_date, wrapped,
+        _interlanguage, _italian_flag, _items, _japanese, _language_text, _last, measure, _music, named_text,
+        nothing, _number, _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _second,
+        _ship_class, _shown, _sic, _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation,
+        _third_label, track_gauge, _twin_town, unit_fr, _unless_article, value, verse_number, words_of_date, wrapped,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

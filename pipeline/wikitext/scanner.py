@@ -12,13 +12,13 @@ import re
 from dataclasses import dataclass
 
 from pipeline.wikitext.blocks import read_blocks, rest_of_table
-from pipeline.wikitext.holes import MARK, settle_marks
+from pipeline.wikitext.holes import MARK, hole_number, settle_marks
 from pipeline.wikitext.links import quote_free, resolve_external_links, resolve_link
 from pipeline.wikitext.names import WikiNames
 from pipeline.wikitext.quotes import remove_quotes
 from pipeline.wikitext.raw import remove_raw
 from pipeline.wikitext.sections import LeftOut, Treatment, choose_blocks
-from pipeline.wikitext.tags import BREAK, EMPTY, EQUALS, GAP, PIPE, RESERVED, resolve_tags
+from pipeline.wikitext.tags import ASIDE, BREAK, EMPTY, EQUALS, GAP, HOLE, PIPE, RESERVED, resolve_tags
 from pipeline.wikitext.templates import TemplatePage, render_template
 
 
@@ -81,7 +81,14 @@ def wikitext_to_text(
     text = _resolve_variants(text, language=language)
     blocks = [block._replace(text=_finish_line(block.text)) for block in read_blocks(text)]
     kept, left_out = choose_blocks(blocks, language=language, lists=lists, tail_sections=tail_sections or lists)
+    if page.holes:
+        marked = [block.text for block in blocks if HOLE in block.text or ASIDE in block.text]
+        left = {hole_number(mark) for text in marked for mark in MARK.findall(text)}
+        left_out += [LeftOut(_TEMPLATE_LEFT_OUT, name) for number, name in enumerate(page.holes) if number not in left]
     return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
+
+
+_TEMPLATE_LEFT_OUT = "unrendered_template"  # with its parenthesis, from a footnote's place, or from a line of its own
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class PlainText:
     text: str
     holes: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
-    """What `lists` and `tail_sections` left out of the text."""
+    """What `lists` and `tail_sections` left out of the text, and the missing templates that left no hole."""
 
     def hole_in(self, sentence: str) -> str | None:
         """Return the name of the first missing template in a sentence of this text, or None if the sentence is
@@ -100,7 +107,7 @@ class PlainText:
         found = MARK.search(sentence)
         if found is None:
             return None
-        return self.holes[int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in found.group()[1:]), 16)]
+        return self.holes[hole_number(found.group())]
 
 
 # ---- brackets: templates, links, tables ----
@@ -114,6 +121,7 @@ _ENDS_TABLE = re.compile(
     r"(?:fin|fim|fine)[ _-](?:tab|table|tableau|tabella|tabla|tabela)|\u043a\u043e\u043d\u0435\u0446)\s*(?:\||\Z)",
     re.I,
 )
+_TABLE_MARK = re.compile(r"(\{\{\(!\}\}|\{\{\{!\}\})|\{\{!\)\}\}|\{\{!\}\}\}(?!\})")
 _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
@@ -143,8 +151,8 @@ class _Frame:
 def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
     if "[[" in text:
         text = _SIMPLE_LINK.sub(_resolve_simple_link, text)
-    if "!)}}" in text or "{{(!" in text:
-        text = text.replace("{{(!}}", "{|").replace("{{!)}}", "|}")
+    if "!)}}" in text or "{{(!" in text or "{{{!}}" in text:
+        text = _TABLE_MARK.sub(lambda found: "{|" if found.group(1) else "|}", text)
     if "{{{" in text:
         text = _PARAMETER.sub(lambda found: found.group(1) or "", text)
     frames = [_Frame("", 0)]
@@ -167,7 +175,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             frame.parts.append(" " if kind == _LINK else "\n|}\n" if kind == _TABLE else "")
             continue
         while frames[-1].kind != kind:
-            _give_up(frames, open_of)
+            _give_up(frames, open_of, page=page)
         closed = frames.pop()
         open_of[kind] -= 1
         parts = frames[-1].parts
@@ -185,7 +193,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             parts.append(EMPTY)  # the space does not begin a preformatted line
     frames[-1].parts.append(text[position:])
     while len(frames) > 1:
-        _give_up(frames, open_of)
+        _give_up(frames, open_of, page=page)
     return "".join(frames[0].parts)
 
 
@@ -195,13 +203,20 @@ def _resolve_simple_link(found: re.Match[str]) -> str:
     return quote_free(shown, is_label=bool(label)) if "'" in shown else shown
 
 
-def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
+_BOX = re.compile(r"[^\n|]*+\n\s*+\|")  # the first argument is on a line of its own
+
+
+def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePage) -> None:
     """Treat the innermost open bracket, the last of `frames`, as unclosed: add its content to the text of the bracket
     around it. `open_of` counts the open brackets of each kind."""
     frame, outer = frames.pop(), frames[-1]
     open_of[frame.kind] -= 1
-    if frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]:
-        outer.parts.append("\n|")
+    if frame.kind == _TEMPLATE and frame.parts:
+        name, bar, _ = frame.parts[0].partition("\n")[0].partition("|")
+        if _BOX.match(frame.parts[0]) or (bar and outer.last() in ("\n", BREAK)):
+            outer.parts.append("\n|=")  # its first line goes like a row of a table
+        elif bar:
+            outer.parts.append(page.hole(name))
     own = frame.own
     if frame.kind == _TABLE:
         outer.parts.append(rest_of_table("".join(frame.parts[:own])))

@@ -33,10 +33,18 @@ _FEWEST_CHARACTERS = 15
 _WITHOUT_MARKS = ("th", "lo")
 _FEWEST_WITHOUT_MARKS = 60
 _COLONS = (":", "\uff1a")
+# Numbers of books and pages; a year after authors, before a title; or a year at the end, after a comma and a place.
+_CITATION = re.compile(
+    r"\b(?:ISBN|ISSN|OCLC|LCCN|JSTOR|PMID|doi|DOI)\b|\b(?:pp|p|vol|Vol|S|ss?|str)\.\s?\d+(?:[-\u2013\u2014]\d+)?\.?\s*\Z"
+    r"|(?:\A.{0,80}|,\s[^\W\d_][^,;()]{0,25}\s)\((?:1[5-9]|20)\d\d[a-z]?\)[.:]\s"
+    r"|\.\s(?:1[5-9]|20)\d\d[a-z]?[.:]\s|,\s(?:1[5-9]|20)\d\d,\s[\"\u201c]"
+    r"|[,:]\s(?:[^\W\d][\w'-]*,?\s)?(?:1[5-9]|20)\d\d\.?\s*\Z"
+)
 _AND = re.compile(
     r"\s*[,;/&+\u3001\u30fb\u00b7]\s*|\s+(?:and|und|et|y|e|i|og|och|en|ja|a|\u0438|\u0456|\u0442\u0430|\ubc0f|ve|va|dan)\s+"
 )
-_IN_PARENTHESES = re.compile(r"\s?[(\uff08][^()\uff08\uff09]*[)\uff09]\s*\Z")
+# A number before a heading; something in parentheses, or a copied "[edit]", after it.
+_AROUND_HEADING = re.compile(r"\A\d+(?:\.\d+)*[.)]?\s+|\s?(?:[(\uff08][^()\uff08\uff09]*[)\uff09]|\[[^\[\]]*\])\s*\Z")
 _AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
 
 
@@ -49,7 +57,7 @@ def choose_blocks(
     left_out: list[LeftOut] = []
     tail_level = 0  # of the tail section's heading, 0 outside of tail sections
     heading = ""
-    follows_label = False  # the block before is a paragraph of a few words and a colon: the title of a list
+    follows_label = False  # the block before is a bold line, or a few words and a colon: the title of a list
     for number, (kind, text) in enumerate(blocks):
         if kind[:1] == "=":
             follows_label = False
@@ -58,12 +66,15 @@ def choose_blocks(
             continue
         if not text:
             continue
-        treatment = tail_sections if tail_level else lists if kind else "keep"
+        treatment = tail_sections if tail_level else lists if kind in ("*", ":") else "keep"
         if treatment == "drop" and kind == ":" and not tail_level:
             treatment = "sentences"  # quotations are indented, but code, formulas and results too
         if treatment == "keep" or (treatment == "sentences" and is_whole_sentence(text, language=language)):
             kept.append(text)
-            follows_label = not kind and text.endswith(_COLONS) and not _is_long(text, language=language)
+            if kind == "'":
+                follows_label = len(kept) > 1  # the first line of a page names its subject
+            else:
+                follows_label = not kind and text.endswith(_COLONS) and not _is_long(text, language=language)
             continue
         if not tail_level:
             if follows_label:
@@ -78,7 +89,10 @@ def choose_blocks(
 
 def is_whole_sentence(line: str, *, language: str) -> bool:
     """Return whether a line ends like a sentence and has at least five words (three in Korean), or 15 characters
-    of a script without spaces. In Thai and Lao, whose sentences have no marks, it must have 60 characters."""
+    of a script without spaces, and does not look like an entry of a bibliography. In Thai and Lao, whose sentences have
+    no marks, it must have 60 characters."""
+    if _CITATION.search(line) is not None:
+        return False
     if language in _WITHOUT_MARKS:
         return len(line) >= _FEWEST_WITHOUT_MARKS
     return SENTENCE_END.search(line) is not None and _is_long(line, language=language)
@@ -98,7 +112,7 @@ def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:
     tails: set[int] = set()
     last_level = top  # headings of kind `last` count if they have at most this level
     for number, (kind, text) in reversed(headings):
-        heading = _IN_PARENTHESES.sub("", text.casefold()).strip(_AROUND)
+        heading = _AROUND_HEADING.sub("", text.casefold().replace("_", " ")).strip(_AROUND)
         parts = {heading} if heading in always else {part.strip(_AROUND) for part in _AND.split(heading)} - {""}
         is_tail = bool(parts) and parts <= always | last and (len(kind) <= last_level or bool(parts & always))
         if is_tail:

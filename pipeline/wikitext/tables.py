@@ -32,6 +32,7 @@ _COPIES = {
         "inh krc kbd tyv bxr mn uz",
         "sr": "sh hr bs mk",
         "cs": "sk",
+        "lv": "ltg",
         "pl": "szl csb",
         "fa": "mzn glk ckb ps lrc azb",
         "ar": "arz ary",
@@ -74,8 +75,13 @@ def find_renderer(name: str, *, language: str) -> Renderer | None:
     if _WRAPPING.fullmatch(name):
         return make_renderer("wrapped")
     if _DOUBT.fullmatch(name):
-        return nothing if "en" in wikis_of(language) else make_renderer("doubted")
+        return make_renderer("named_text" if "en" in wikis_of(language) else "doubted")
     return None
+
+
+def is_listed(name: str, *, language: str) -> bool:
+    """Return whether templates.tsv itself has the template `name` (case-folded by fold_name) for the wiki."""
+    return name in _renderers(language)
 
 
 @cache

@@ -15,6 +15,8 @@ HOLE = "\ufdd0"
 PIPE = "\ufdd1"
 EQUALS = "\ufdd2"
 BREAK = "\ufdd3"
+"""Stands for a new line. In a list item, the item goes on after it."""
+PARAGRAPH = BREAK * 2
 EMPTY = "\ufdd4"
 """Stands for a tag that shows nothing but keeps the characters around it apart, such as the quotes of '<nowiki/>'."""
 GAP = "\ufdda"
@@ -29,6 +31,8 @@ _VANISH = words("script style table figure video audio rt rp rtc ")
 _BLOCKS = words("table figure ")
 # These tags end a line.
 _LINES = words("br p div blockquote center poem ul ol dl hr tr td th tbody caption thead ")
+# Those of _LINES after which a list item goes on.
+_IN_ITEMS = words("br p div center ")
 _HEADINGS = words("h1 h2 h3 h4 h5 h6 ")
 # These tags begin an item of a list.
 _ITEMS = words("li dt dd ")
@@ -108,12 +112,12 @@ def resolve_tags(markup: str) -> str:
         elif name == "table" and tag.group(1):
             kept.append("\n|}\n")  # it may close a {|
         elif name in _LINES:
-            kept.append(BREAK)
+            kept.append(BREAK if name in _IN_ITEMS else PARAGRAPH)
         elif name in _HEADINGS:
             marks = "=" * int(name[1])
             kept.append(f"\n{marks}" if opens else f"{marks}\n")
         elif name in _ITEMS:
-            kept.append(BREAK)
+            kept.append(PARAGRAPH)
             if opens:
                 kept.append("*")
                 position = _SPACE.match(markup, position).end()  # type: ignore[union-attr]

@@ -15,8 +15,8 @@ from pipeline.wikitext.countries import country_name, render_country
 from pipeline.wikitext.names import fold_name, language_codes, words
 from pipeline.wikitext.quantities import Arguments, Renderer, format_number
 from pipeline.wikitext.renderers import make_renderer, nothing
-from pipeline.wikitext.tables import find_renderer, wikis_of
-from pipeline.wikitext.tags import ASIDE, EQUALS, HOLE, PIPE
+from pipeline.wikitext.tables import find_renderer, is_listed, wikis_of
+from pipeline.wikitext.tags import ASIDE, EQUALS, HOLE, PIPE, RESERVED
 
 _DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF0))))
 _CASES = {"lc": str.lower, "uc": str.upper}
@@ -43,7 +43,7 @@ class TemplatePage:
         """Add `name` to `holes`, and return the characters that stand in the place of the missing template. They are
         `mark` and the index of `name` in `holes`. The index is written in Unicode noncharacters, so that no sentence
         splitter cuts there."""
-        self.holes.append(" ".join(name.split())[:80])
+        self.holes.append(" ".join(RESERVED.sub("", name).split())[:80])
         return mark + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
 
@@ -70,7 +70,7 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
     country = country_name(head.strip(), language=page.language)
     if country is not None:
         return render_country(country, _arguments(rest if bar else None, language=page.language))
-    if ":" in name or name.startswith("#"):
+    if (":" in name or name.startswith("#")) and not is_listed(name, language=page.language):
         return _render_function(name, head, rest, page=page)
     renderer = find_renderer(name, language=page.language) or _language_renderer(name, head.strip(), page=page)
     if renderer is None:
@@ -85,8 +85,8 @@ def _language_renderer(name: str, head: str, *, page: TemplatePage) -> Renderer 
     """Return the renderer of a template that is named by a language, such as {{lang-de|text}}. Return None for any
     other template."""
     if name in language_codes() and (
-        head == name or "en" not in wikis_of(page.language)
-    ):  # without a text, the template only marks a source's language
+        head == name or ("en" not in wikis_of(page.language) and head[1:] == name[1:])
+    ):  # without a text, the template only marks a source's language; {{II}} is a number, {{DE}} a flag
         return make_renderer("shown")
     if _LANGUAGE_TEMPLATE.fullmatch(name) or (page.language == "de" and _GERMAN_LANGUAGE.fullmatch(head)):
         return make_renderer("other_language")

@@ -96,6 +96,8 @@ def test_what_may_be_a_date_or_a_text_drops_the_sentence(language: str, markup: 
         "Some CO{{x|2}} is here.",
         "Some CO''{{x|2}}'' is here.",
         "Some Ca(OH){{x|2}} is here.",
+        "Some ({{x}})-2-butene is here.",
+        "The king {{II}} is here.",
         "The 5{{x}} of them.",
         "Of f({{x}}) = 2 there is more.",
         "It is pronounced {{IPA|x}} in French.",
@@ -133,6 +135,9 @@ def test_what_stands_for_text_that_cannot_be_rendered_drops_the_sentence(markup:
         ("en", "'''A''' (Greek: {{lang|el|\u0391\u03b2}} {{IPA|x}}) is old.", "A (Greek: \u0391\u03b2) is old."),
         ("de", "'''A''' [{{IPA|x}}] (auch [{{IPA|y}}], * 1900) ist alt.", "A (* 1900) ist alt."),
         ("it", "'''A''' ({{IPA|x}} {{Link audio|x.ogg|ascolta}}) \u00e8 vecchia.", "A \u00e8 vecchia."),
+        ("it", "La '''B''' ({{IPA|x}}, anche in spagnolo; in inglese {{Link audio|x|ascolta}}, {{IPA|y}}) \u00e8.",
+         "La B \u00e8."),
+        ("it", "La '''B''' ({{IPA|x}}, anche in spagnolo ''Be'') \u00e8 c.", "La B (anche in spagnolo Be) \u00e8 c."),
         ("ko", "'''\uac00'''({{IPA|x}})\ub294 \ub3c4\uc2dc\ub2e4.", "\uac00\ub294 \ub3c4\uc2dc\ub2e4."),
     ],
 )  # fmt: skip
@@ -150,6 +155,7 @@ def test_a_missing_template_is_let_go_where_the_sentence_is_whole_without_it(
         ("It is old ,{{cn}}. It is big ,{{mystery}}, and old{{cn}} ,{{mystery}}.", "It is old. It is big, and old."),
         ("It is old, <ref>x</ref>, big,<ref>x</ref>. New <ref>x</ref>.", "It is old, big. New."),
         ("(It is old {{cn}}) and big.", "(It is old) and big."),
+        ("It is old.{{-}}It is big!{{cn}} So e.g.{{cn}}a U.{{cn}}S. law.", "It is old. It is big! So e.g.a U.S. law."),
         ("Numbers like 1,,2 and .5 and words ... stay; ,,so'' too.", "Numbers like 1,,2 and .5 and words ... stay; "
          ",,so too."),
     ],
@@ -210,6 +216,10 @@ def test_no_space_is_left_before_the_full_stops_of_other_scripts() -> None:
          "Ha 12 kB, 61,5 km/h, 5 \xb1 0,1 m e 1,9\xd710\xb9\u2079 anni."),
         # lists inside
         ("en", "They are {{citation needed span|\n* a;\n* b.\n}}", "They are a; b."),
+        ("en", "The {{clarify|text=large|reason=x}} {{h:title|tip|city}}{{cn|reason}}.", "The large city."),
+        ("en", "See {{bibleverse|John|3:16|NIV|the verse}}.", "See the verse."),
+        ("fr", "Le roi {{incise|dit-il}} vint.", "Le roi \u2013 dit-il \u2013 vint."),
+        ("ltg", "Mīsts{{flagicon|x}} ir{{fakts}} lels.", "Mīsts ir lels."),
         # the same name on two wikis
         ("it", "{{S|archeologia}}\nL'arte \u00e8 vasta.", "L'arte \u00e8 vasta."),
         ("lt", "Festivalis ({{de|Fest}}) vyksta.", "Festivalis (Fest) vyksta."),
@@ -226,9 +236,9 @@ def test_inline_templates_show_their_text(language: str, markup: str, text: str)
 @pytest.mark.parametrize(
     ("language", "markup"),
     [("ca", "Als {{segles|XIX|XX}} van venir."), ("es", "En los {{siglo|XIX|XX}} vinieron."),
-     ("pt", "Nos {{s\u00e9culo|XIX|XX}} vieram.")],
+     ("pt", "Nos {{s\u00e9culo|XIX|XX}} vieram."), ("fr", "Le roi Louis {{II}} vint.")],
 )  # fmt: skip
-def test_two_centuries_in_one_template_never_become_one(language: str, markup: str) -> None:
+def test_two_centuries_never_become_one_and_a_numeral_never_vanishes(language: str, markup: str) -> None:
     assert whole_sentences(markup, language=language) == []
 
 
