@@ -27,8 +27,6 @@ _SHORT_WORD = 2
 _LONG_WORD = 6
 _SHORT_PART = 3
 _LONG_PART = 9
-# A letter behind a short name is no initial: MHL-B.
-_WITH_LETTER = re.compile(r"[^\W\d_]{2,}-[^\W\d_]")
 # Dutch and Afrikaans sentences may begin with a word that is shortened to a letter: 's Avonds, 't Was, 'n Man.
 _SHORTENED = re.compile("['\u2018\u2019][snt] [A-Z]")
 _WITH_SHORTENED = frozenset(("nl", "af", "fy", "nds", "li", "zea", "vls"))
@@ -171,16 +169,16 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
         return False
     if (word in rules.closing and (len(bare) > 1 or bare == word)) or part.endswith(_SO_ON, 0, at):
         return True
-    if bare.islower() and len(bare) >= _LONG_WORD:
+    if bare.islower() and (len(bare) >= _LONG_WORD or word in rules.words):
         return True
     if part[max(0, at - len(token) - 2) : at - len(token)].rstrip()[-1:].isdigit():
         if word in words_of_all("units") - rules.may_end:
             return True
-        is_year = "year_ends" in rules.habits and word in rules.may_end and len(word) <= _YEAR_WORD
+        is_year = (
+            after[0].isupper() and "year_ends" in rules.habits and word in rules.may_end and len(word) <= _YEAR_WORD
+        )
         if is_year and not _is_time(part[start:at], rules):
             return True
-    if "-" in bare and bare.isupper() and _WITH_LETTER.fullmatch(bare) is not None:
-        return True
     if bare in "IVX" and _last_word(part, at - len(token)).lower() in words_of_all("before_numerals"):
         return True
     if not rules.starts(after.lstrip(OPENING)):

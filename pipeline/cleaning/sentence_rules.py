@@ -57,6 +57,8 @@ class EndRules:
     closing: frozenset[str]
     letters: frozenset[str]
     starters: frozenset[str]
+    words: frozenset[str]
+    """Words that sentencex takes for abbreviations, though a sentence ends behind them."""
     quoting: frozenset[str]
     """Words behind a quotation that continue the sentence around it, in scripts without capitals."""
     habits: frozenset[str]
@@ -100,6 +102,7 @@ def end_rules(language: str) -> EndRules:
         closing=words.get("closing", frozenset()),
         letters=words.get("letters", frozenset()),
         starters=(stop_words(language) | words.get("starters", frozenset())) - words.get("names", frozenset()),
+        words=words.get("words", frozenset()),
         quoting=words.get("quoting", frozenset()),
         habits=words.get("habits", frozenset()),
         titles=frozenset(word.capitalize() for word in words.get("joins", ())),
@@ -142,7 +145,7 @@ def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
 
 
 def is_plain_mark(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether a sentence certainly ends between two parts: a word, a mark of `plain_marks` and a space. Quick."""
+    """Return whether a sentence certainly ends between two parts: a word, a plain mark and a space. Quick."""
     if before[-1:] != " " or before[-2] not in rules.plain_marks:
         return False
     first = after[0]
@@ -162,6 +165,8 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     last, first = head[-1:], after[0]
     if first in _NEVER_FIRST or (first in "-\u2013" and after[1:2].isdigit()):
         return True
+    if len(after) < _SHORT_WORD and not any(map(str.isalnum, after)):
+        return True
     is_small = first.islower() and "no_case" not in rules.habits
     said = _SAID.match(after)
     if said is not None and said.group(1).islower() and "no_case" not in rules.habits:
@@ -173,7 +178,7 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
         if is_small and (last in CLOSING or last in "!?\u2026"):
             return _begins_with_capital(before)
         if last in CLOSING:
-            return last not in ")]}" and _is_quoting(after, rules)
+            return last not in ")]}" and (_is_quoting(after, rules) or (first in "([" and after[1:2].islower()))
         if last == _URDU_STOP:
             return token[:-1] in rules.joins or _is_spelled(head, after, rules)
         return last == "\u0964" and len(token) > _SHORT_WORD and token[:-1] in rules.letters
@@ -195,10 +200,12 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
         return True
     if first.isdigit() and word in words_of_all("numbered"):
         return True
-    if plain.isdecimal() and len(plain) == 1 and _COUNTED_NAME.match(after) is not None:
+    if plain.isdecimal() and len(plain) <= len("31") and _is_counted_name(plain, previous, after, rules):
         return True
     if rules.language == "ko" and first.isdigit() and plain.isascii() and plain.isalpha():
         return True
+    if word in rules.may_end and first in "([":
+        return not rules.starts(after[1:])
     if word in rules.may_end:
         is_short = len(before) < _LOOK_BACK and head.count(" ") < _SHORT_PART - 1
         may_go_on = is_short or "date_goes_on" in rules.habits
@@ -251,6 +258,16 @@ def _is_initial(plain: str, previous: str, after: str, rules: EndRules) -> bool:
     if plain in "IVX" and previous[0].isupper():
         return False
     return not previous.lower().lstrip(OPENING).startswith(tuple(words_of_all("lettered")))
+
+
+def _is_counted_name(number: str, previous: str, after: str, rules: EndRules) -> bool:
+    """Return whether a German name with a number, such as 1. FC Union or Strasse des 17. Juni, goes on in `after`.
+
+    `previous` is the word before the number.
+    """
+    if _COUNTED_NAME.match(after) is not None:
+        return len(number) == 1
+    return previous == "des" and rules.language not in ("fr", "ca", "oc") and after[0].isupper()
 
 
 def _is_quoting(after: str, rules: EndRules) -> bool:
