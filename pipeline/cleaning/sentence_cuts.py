@@ -16,12 +16,14 @@ from pipeline.cleaning.sentence_rules import (
     WITH_PARTICLES,
     EndRules,
     first_word,
+    lowered,
     mend_parts,
     words_of_all,
 )
 
 _AROUND = OPENING + CLOSING + "."
 _YEAR = re.compile(r"\d{4} [^\W\d_]")
+_DAY = re.compile(r"\d{1,2}\. [^\W\d_]")
 _ITEM_NUMBER = re.compile(r"\d{1,2}\. [^\W\d_a-z]")
 _SHORT_WORD = 2
 _LONG_WORD = 6
@@ -147,7 +149,7 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
     The sentence began at index `start`.
     """
     bare = token.strip(_AROUND)
-    word = bare.lower()
+    word = lowered(bare)
     if not word or word in rules.joins:
         return False
     first = after[0]
@@ -159,8 +161,9 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
         if _ITEM_NUMBER.match(after) is not None and bare.isalpha() and bare.islower():
             return len(bare) > _SHORT_WORD
         if bare.isdecimal():
-            return len(bare) == 4 and _YEAR.match(after) is not None
-        is_word = len(bare) >= 5 or word in rules.starters or (len(bare) >= 3 and _YEAR.match(after) is not None)
+            return len(bare) == 4 and (_YEAR.match(after) or _DAY.match(after)) is not None
+        is_word = len(bare) >= 5 or (len(bare) == 4 and bare.islower()) or word in rules.starters | rules.words
+        is_word = is_word or (len(bare) >= 3 and _YEAR.match(after) is not None)
         return token[-1] in CLOSING or (bare.isalpha() and is_word)
     if _SHORTENED.match(after) is not None and rules.language in _WITH_SHORTENED:
         return len(bare) > _SHORT_WORD and bare.isalnum()

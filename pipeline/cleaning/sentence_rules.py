@@ -33,6 +33,7 @@ _SHORT_WORD = 4
 _SHORT_PART = 4
 _LOOK_BACK = 200
 _FEW_LETTERS = 2
+_VIRAMA = 9
 _INITIALS = re.compile(r"[^\W\d_](?:[.-]{1,2}[^\W\d_])*")
 _URDU_STOP = "\u06d4"
 _LONG_WORDED = frozenset(("KHMER", "TIBETAN", "MYANMAR", "LAO"))
@@ -154,6 +155,11 @@ def is_plain_mark(before: str, after: str, rules: EndRules) -> bool:
     return not before[-3:-2].isdigit() and before[-4:-3] != " "
 
 
+def lowered(text: str) -> str:
+    """Return a text in lower case; the capital of a Turkish dotted i becomes a simple i."""
+    return text.lower().replace("i\u0307", "i")
+
+
 def words_of_all(kind: str) -> frozenset[str]:
     """Return the words of a kind that the table has for all languages."""
     return _table()["*"][kind]
@@ -189,7 +195,8 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     if len(token) > 10 and first.isupper():
         return False
     plain = token[:-1].lstrip(OPENING)
-    word = plain.lower().lstrip(_DIGITS) if plain[:1].isdigit() and not plain[-1].isdigit() else plain.lower()
+    word = lowered(plain)
+    word = word.lstrip(_DIGITS) if plain[:1].isdigit() and not plain[-1].isdigit() else word
     previous = head[: len(head) - len(token)].rstrip()
     previous = previous[previous.rfind(" ") + 1 :]
     if word in rules.joins or word in rules.letters or _is_syllable(word, previous, rules):
@@ -220,7 +227,7 @@ def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
 
     A short word is taken for an initial only behind another one.
     """
-    if "initials" not in rules.habits or not _is_one_syllable(word):
+    if "initials" not in rules.habits or not all(map(_is_one_syllable, word.split("."))):
         return False
     return word not in rules.starters or (previous[-1:] == "." and _is_one_syllable(previous[:-1]))
 
@@ -230,16 +237,20 @@ def _is_one_syllable(word: str) -> bool:
 
 
 def _count_letters(word: str) -> int:
-    return sum(unicodedata.category(letter) == "Lo" for letter in word)
+    """Count the letters of an Indian word, joined consonants once."""
+    pairs = zip(" " + word, word, strict=False)
+    return sum(
+        unicodedata.category(letter) == "Lo" and unicodedata.combining(before) != _VIRAMA for before, letter in pairs
+    )
 
 
 def _is_short_word(word: str, text: str, rules: EndRules) -> bool:
     """Return whether the stop of a word is that of an abbreviation, in a text that ends its sentences with a stroke."""
     if rules.script in _LONG_WORDED and len(word) <= _SHORT_WORD:
         return True
-    if "danda" not in rules.habits or "\u0964" not in text or word in rules.starters:
+    if "danda" not in rules.habits or word in rules.starters:
         return False
-    return "." in word or 0 < _count_letters(word) <= _FEW_LETTERS
+    return 0 < _count_letters(word) <= (_FEW_LETTERS if "\u0964" in text else 1) or ("." in word and "\u0964" in text)
 
 
 def _is_initial(plain: str, previous: str, after: str, rules: EndRules) -> bool:
@@ -315,7 +326,8 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
     previous = previous[previous.rfind(" ") + 1 :]
     if previous[-1:] == "." and previous[:-1].lower().lstrip(OPENING) in words_of_all("numbered"):
         return False
-    if not previous or (previous[-1] in ".!?" and previous[:-1].isalpha()):
+    is_known = lowered(previous[:-1]) in rules.joins | rules.may_end
+    if not previous or (previous[-1] in ".!?" and previous[:-1].isalpha() and not is_known):
         return True
     if rules.starts(after):
         return False
