@@ -201,7 +201,7 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     previous = previous[previous.rfind(" ") + 1 :]
     if word in rules.joins or word in rules.letters or _is_syllable(word, previous, rules):
         return True
-    if _is_short_word(word, before + after, rules):
+    if _is_short_word(word, head + after[:_LOOK_BACK], rules):
         return True
     if word not in rules.may_end and _is_initial(plain, previous, after, rules):
         return True
