@@ -16,16 +16,28 @@ from pipeline.cleaning.sentence_rules import (
     WITH_PARTICLES,
     EndRules,
     first_word,
+    lowered,
     mend_parts,
     words_of_all,
 )
 
 _AROUND = OPENING + CLOSING + "."
 _YEAR = re.compile(r"\d{4} [^\W\d_]")
+_DAY = re.compile(r"\d{1,2}\. [^\W\d_]")
+_ITEM_NUMBER = re.compile(r"\d{1,2}\. [^\W\d_a-z]")
+_SHORT_WORD = 2
 _LONG_WORD = 6
+_SHORT_PART = 3
+_LONG_PART = 9
+# Dutch and Afrikaans sentences may begin with a word that is shortened to a letter: 's Avonds, 't Was, 'n Man.
+_SHORTENED = re.compile("['\u2018\u2019][snt] [A-Z]")
+_WITH_SHORTENED = frozenset(("nl", "af", "fy", "nds", "li", "zea", "vls"))
+_YEAR_WORD = 2
+# Russian and Bulgarian write "and so on" as two words.
+_SO_ON = ("\u0442. \u0434", "\u0442. \u043f")
 # Khmer writes "et cetera" as a letter between two full stops.
 _KHMER_END = re.compile(
-    "(?<!\u17d4\u179b)[\u17d4\u17d5]+(?!\u179b\u17d4)[\u00bb\u201d\"')]*\\s*|(?<=\u17d4\u179b)\u17d4\\s+"
+    "(?<!\u17d4\u179b)[\u17d4\u17d5\u17da]+(?!\u179b\u17d4)[\u00bb\u201d\"')]*\\s*|(?:(?<=\u17d4\u179b)\u17d4|\u17d8)\\s+"
 )
 # Tibetan marks clauses and items of lists too: what has less than two dots between its syllables ends nothing.
 # The stroke is not written behind ka, ga and sha, where the space ends the clause.
@@ -122,7 +134,7 @@ def _cut_unquoted(part: str, rules: EndRules) -> list[str]:
         while begin <= last and part[begin] == " ":
             begin += 1
         token = part[part.rfind(" ", 0, at) + 1 : at]
-        if token not in rules.titles and _ends_between(part, at, token, part[begin : begin + 40], rules):
+        if token not in rules.titles and _ends_between(part, at, token, part[begin : begin + 40], rules, start=start):
             nesting = nesting or _Nesting(part)
             if nesting.is_outside(at):
                 cuts.append(part[start:begin])
@@ -131,10 +143,13 @@ def _cut_unquoted(part: str, rules: EndRules) -> list[str]:
     return [*cuts, part[start:]]
 
 
-def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules) -> bool:
-    """Return whether a sentence ends at the full stop at index `at` between `token` and the words `after`."""
+def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *, start: int) -> bool:
+    """Return whether a sentence ends at the full stop at index `at` between `token` and the words `after`.
+
+    The sentence began at index `start`.
+    """
     bare = token.strip(_AROUND)
-    word = bare.lower()
+    word = lowered(bare)
     if not word or word in rules.joins:
         return False
     first = after[0]
@@ -143,18 +158,31 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules) -
     if first.isdigit():
         if "digit_goes_on" not in rules.habits or word in rules.may_end:
             return False
+        if _ITEM_NUMBER.match(after) is not None and bare.isalpha() and bare.islower():
+            return len(bare) > _SHORT_WORD
         if bare.isdecimal():
-            return len(bare) == 4 and _YEAR.match(after) is not None
-        is_word = len(bare) >= 5 or word in rules.starters or (len(bare) >= 3 and _YEAR.match(after) is not None)
+            return len(bare) == 4 and (_YEAR.match(after) or _DAY.match(after)) is not None
+        is_word = len(bare) >= 5 or (len(bare) == 4 and bare.islower()) or word in rules.starters | rules.words
+        is_word = is_word or (len(bare) >= 3 and _YEAR.match(after) is not None)
         return token[-1] in CLOSING or (bare.isalpha() and is_word)
+    if _SHORTENED.match(after) is not None and rules.language in _WITH_SHORTENED:
+        return len(bare) > _SHORT_WORD and bare.isalnum()
     first = first if first.isalnum() else after[1:2]
     if not first.isupper():
         return False
-    if word in rules.closing or part.endswith(("\u0442. \u0434", "\u0442. \u043f"), 0, at):
+    if (word in rules.closing and (len(bare) > 1 or bare == word)) or part.endswith(_SO_ON, 0, at):
         return True
-    if bare.islower() and len(bare) >= _LONG_WORD:
+    if bare.islower() and (len(bare) >= _LONG_WORD or word in rules.words):
         return True
-    if word in words_of_all("units") - rules.may_end and part[: at - len(token)].rstrip()[-1:].isdigit():
+    if part[max(0, at - len(token) - 2) : at - len(token)].rstrip()[-1:].isdigit():
+        if word in words_of_all("units") - rules.may_end:
+            return True
+        is_year = (
+            after[0].isupper() and "year_ends" in rules.habits and word in rules.may_end and len(word) <= _YEAR_WORD
+        )
+        if is_year and not _is_time(part[start:at], rules):
+            return True
+    if bare in "IVX" and _last_word(part, at - len(token)).lower() in words_of_all("before_numerals"):
         return True
     if not rules.starts(after.lstrip(OPENING)):
         return False
@@ -163,6 +191,21 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules) -
         or word in rules.may_end
         or (bare.isupper() and first_word(after).lower() not in words_of_all("particles"))
     )
+
+
+def _last_word(text: str, end: int) -> str:
+    """Return the last word of `text` before index `end`."""
+    words = text[max(0, end - 20) : end].split()
+    return words[-1] if words else ""
+
+
+def _is_time(text: str, rules: EndRules) -> bool:
+    """Return whether `text`, which ends with a year, is likely to be the time with which a sentence begins."""
+    words = text.split(" ", _LONG_PART)
+    if len(words) > _LONG_PART:
+        return False
+    first = words[0].strip(_AROUND).lower()
+    return len(words) < _SHORT_PART or first[:1].isdigit() or first in rules.starters | words_of_all("times")
 
 
 class _Nesting:

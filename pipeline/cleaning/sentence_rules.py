@@ -17,17 +17,28 @@ from pipeline.cleaning.languages import scripts_of, stop_words
 OPENING = "([{\"'\u00ab\u2039\u201e\u201c\u2018\u201a\u00bf\u00a1-\u2013\u2014/"
 CLOSING = ")]}\"'\u00bb\u203a\u201d\u201c\u2019"
 _NEVER_FIRST = frozenset(",;:/")
+_DASHES = frozenset("-\u2013\u2014")
+_SAID = re.compile("[-\u2013\u2014]\\s?([^\\W\\d_])")
 _MARKS = frozenset(".!?\u2026\u0964\u0965\u104b\u3002\uff01\uff1f\uff61\u061f\u06d4\u0589\u1362\u17d4\u17d5" + CLOSING)
 ITEM = re.compile(r"\(?\w{1,4}\.?\)\s")
 _CITATION = re.compile(r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]")
 _DIGITS = "0123456789.,"
 _CENTURY = re.compile(r"[IVXLC]+\s[^\W\d_]")
 _ROMAN = re.compile("[IVXLC]+")
+# Names of German clubs and leagues begin with a number in every language: 1. FC Union, 2. Bundesliga.
+_COUNTED_NAME = re.compile(r"(?:[A-Z]*F[A-Z]*[CV]|\u0424\u041a|Bundesliga|Oberliga|Regionalliga)\b")
 _TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
 WITH_PARTICLES = frozenset(("ko", "ja", "th"))
 _SHORT_WORD = 4
 _SHORT_PART = 4
 _LOOK_BACK = 200
+_FEW_LETTERS = 2
+_VIRAMA = 9
+_INITIALS = re.compile(r"[^\W\d_](?:[.-]{1,2}[^\W\d_])*")
+_URDU_STOP = "\u06d4"
+_LONG_WORDED = frozenset(("KHMER", "TIBETAN", "MYANMAR", "LAO"))
+_WITHOUT_CAPITALS = frozenset(("HEBREW", "ARABIC", "GEORGIAN"))
+_BEFORE_NAMES = frozenset(".!?\u2026:-\u2013\u2014(")
 # A full stop of Myanmar is two strokes; one stroke is its comma, and the genitive particle resembles a mark.
 _NO_MARKS_OF_MYANMAR = frozenset("\u104a\u104f")
 _PLAIN_MARKS = frozenset('!?"\u201d\u00bb')
@@ -47,12 +58,18 @@ class EndRules:
     closing: frozenset[str]
     letters: frozenset[str]
     starters: frozenset[str]
+    words: frozenset[str]
+    """Words that sentencex takes for abbreviations, though a sentence ends behind them."""
+    quoting: frozenset[str]
+    """Words behind a quotation that continue the sentence around it, in scripts without capitals."""
     habits: frozenset[str]
     """`ordinals`: an ordinal is a number with a stop (19. Jahrhundert, II. Frigyes). `capital_nouns`: nouns have
     capitals. `roman_first`: the language writes II. Frigyes, not Friedrich II.; `number_first` is the same for digits.
     `digit_goes_on`: sentencex never cuts before a digit. `known_abbreviations`: sentencex knows the abbreviations.
     `no_case`: letters have no case. `initials`: an initial of a name is one syllable. `date_goes_on`: the stop
-    of a word in `may_end` ends a sentence only before `starters`.
+    of a word in `may_end` ends a sentence only before `starters`. `year_ends`: a year is followed by a letter with a
+    stop (1939 g.), behind which sentencex never cuts. `danda`: sentences end with a stroke, so that a stop behind a
+    short word is that of an abbreviation.
     """
     titles: frozenset[str]
     """The words in `joins`, capitalised."""
@@ -85,21 +102,26 @@ def end_rules(language: str) -> EndRules:
         may_end=words.get("may_end", frozenset()),
         closing=words.get("closing", frozenset()),
         letters=words.get("letters", frozenset()),
-        starters=stop_words(language) | words.get("starters", frozenset()),
+        starters=(stop_words(language) | words.get("starters", frozenset())) - words.get("names", frozenset()),
+        words=words.get("words", frozenset()),
+        quoting=words.get("quoting", frozenset()),
         habits=words.get("habits", frozenset()),
         titles=frozenset(word.capitalize() for word in words.get("joins", ())),
         long_words=frozenset(form[-5:] for word in known for form in (word, word.capitalize(), word.upper())),
-        plain_marks=_plain_marks(code, words.get("habits", frozenset())),
+        plain_marks=_plain_marks(code, words),
         plain_ends=("\ub2e4. ",) if code == "ko" else (),
         script=scripts_of(language)[0],
         has_own_marks=scripts_of(language)[0] in ("KHMER", "TIBETAN"),
     )
 
 
-def _plain_marks(code: str, habits: frozenset[str]) -> frozenset[str]:
+def _plain_marks(code: str, words: dict[str, frozenset[str]]) -> frozenset[str]:
     if code in WITH_PARTICLES:
         return frozenset()
-    return _PLAIN_MARKS | frozenset(".'\u2019)]\u2026") if "known_abbreviations" in habits else _PLAIN_MARKS
+    if "quoting" in words:
+        return frozenset("!?")
+    knows = "known_abbreviations" in words.get("habits", ())
+    return _PLAIN_MARKS | frozenset(".'\u2019)]\u2026") if knows else _PLAIN_MARKS
 
 
 @cache
@@ -123,6 +145,21 @@ def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
     return after[0].isupper() or (after[0] in OPENING and after[1:2].isupper())
 
 
+def is_plain_mark(before: str, after: str, rules: EndRules) -> bool:
+    """Return whether a sentence certainly ends between two parts: a word, a plain mark and a space. Quick."""
+    if before[-1:] != " " or before[-2] not in rules.plain_marks:
+        return False
+    first = after[0]
+    if first.islower() or first.isdigit() or first in _DASHES:
+        return False
+    return not before[-3:-2].isdigit() and before[-4:-3] != " "
+
+
+def lowered(text: str) -> str:
+    """Return a text in lower case; the capital of a Turkish dotted i becomes a simple i."""
+    return text.lower().replace("i\u0307", "i")
+
+
 def words_of_all(kind: str) -> frozenset[str]:
     """Return the words of a kind that the table has for all languages."""
     return _table()["*"][kind]
@@ -134,12 +171,22 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     last, first = head[-1:], after[0]
     if first in _NEVER_FIRST or (first in "-\u2013" and after[1:2].isdigit()):
         return True
+    if len(after) < _SHORT_WORD and not any(map(str.isalnum, after)):
+        return True
+    is_small = first.islower() and "no_case" not in rules.habits
+    said = _SAID.match(after)
+    if said is not None and said.group(1).islower() and "no_case" not in rules.habits:
+        return True
     if last not in _MARKS:
         return last in _NO_MARKS_OF_MYANMAR or ITEM.match(after) is not None
     token = head[head.rfind(" ") + 1 :]
     if last != ".":
-        if last in CLOSING and first.islower() and "no_case" not in rules.habits:
+        if is_small and (last in CLOSING or last in "!?\u2026"):
             return _begins_with_capital(before)
+        if last in CLOSING:
+            return last not in ")]}" and (_is_quoting(after, rules) or (first in "([" and after[1:2].islower()))
+        if last == _URDU_STOP:
+            return token[:-1] in rules.joins or _is_spelled(head, after, rules)
         return last == "\u0964" and len(token) > _SHORT_WORD and token[:-1] in rules.letters
     if not before[-1].isspace():
         if first in "([":
@@ -148,12 +195,24 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     if len(token) > 10 and first.isupper():
         return False
     plain = token[:-1].lstrip(OPENING)
-    word = plain.lower().lstrip(_DIGITS) if plain[:1].isdigit() and not plain[-1].isdigit() else plain.lower()
-    if word in rules.joins or word in rules.letters or _is_initial(word, rules):
+    word = lowered(plain)
+    word = word.lstrip(_DIGITS) if plain[:1].isdigit() and not plain[-1].isdigit() else word
+    previous = head[: len(head) - len(token)].rstrip()
+    previous = previous[previous.rfind(" ") + 1 :]
+    if word in rules.joins or word in rules.letters or _is_syllable(word, previous, rules):
+        return True
+    if _is_short_word(word, head + after[:_LOOK_BACK], rules):
+        return True
+    if word not in rules.may_end and _is_initial(plain, previous, after, rules):
+        return True
+    if first.isdigit() and word in words_of_all("numbered"):
+        return True
+    if plain.isdecimal() and len(plain) <= len("31") and _is_counted_name(plain, previous, after, rules):
         return True
     if rules.language == "ko" and first.isdigit() and plain.isascii() and plain.isalpha():
         return True
-    is_small = first.islower() and "no_case" not in rules.habits
+    if word in rules.may_end and first in "([":
+        return not rules.starts(after[1:])
     if word in rules.may_end:
         is_short = len(before) < _LOOK_BACK and head.count(" ") < _SHORT_PART - 1
         may_go_on = is_short or "date_goes_on" in rules.habits
@@ -163,11 +222,81 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     return first.isupper() and "ordinals" in rules.habits and _is_ordinal(head, token, after, rules)
 
 
-def _is_initial(word: str, rules: EndRules) -> bool:
-    """Return whether a word is one syllable of an Indian script that initials of names are written with."""
-    if "initials" not in rules.habits or len(word) > 3 or word in rules.starters:
+def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
+    """Return whether a word is one syllable of an Indian script that initials of names are written with.
+
+    A short word is taken for an initial only behind another one.
+    """
+    if "initials" not in rules.habits or not all(map(_is_one_syllable, word.split("."))):
         return False
-    return sum(unicodedata.category(letter) == "Lo" for letter in word) == 1
+    return word not in rules.starters or (previous[-1:] == "." and _is_one_syllable(previous[:-1]))
+
+
+def _is_one_syllable(word: str) -> bool:
+    return len(word) <= _SHORT_WORD - 1 and _count_letters(word) == 1
+
+
+def _count_letters(word: str) -> int:
+    """Count the letters of an Indian word, joined consonants once."""
+    pairs = zip(" " + word, word, strict=False)
+    return sum(
+        unicodedata.category(letter) == "Lo" and unicodedata.combining(before) != _VIRAMA for before, letter in pairs
+    )
+
+
+def _is_short_word(word: str, text: str, rules: EndRules) -> bool:
+    """Return whether the stop of a word is that of an abbreviation, in a text that ends its sentences with a stroke."""
+    if rules.script in _LONG_WORDED and len(word) <= _SHORT_WORD:
+        return True
+    if "danda" not in rules.habits or word in rules.starters:
+        return False
+    return 0 < _count_letters(word) <= (_FEW_LETTERS if "\u0964" in text else 1) or ("." in word and "\u0964" in text)
+
+
+def _is_initial(plain: str, previous: str, after: str, rules: EndRules) -> bool:
+    """Return whether a word is an initial of the name that begins `after`, such as G., J.-B. and C.S.
+
+    `previous` is the word before it. Single letters also count, number and name things: vitamin C, 5 V, Karl I.
+    """
+    if _INITIALS.fullmatch(plain) is None:
+        return False
+    if rules.script not in _WITHOUT_CAPITALS and not (plain.isupper() and after[0].isupper()):
+        return False
+    if not previous or previous[-1] in _BEFORE_NAMES:
+        return True
+    if previous[-1].isdigit() or rules.starts(after) or ("." in plain and "-" not in plain):
+        return False
+    if plain in "IVX" and previous[0].isupper():
+        return False
+    return not previous.lower().lstrip(OPENING).startswith(tuple(words_of_all("lettered")))
+
+
+def _is_counted_name(number: str, previous: str, after: str, rules: EndRules) -> bool:
+    """Return whether a German name with a number, such as 1. FC Union or Strasse des 17. Juni, goes on in `after`.
+
+    `previous` is the word before the number.
+    """
+    if _COUNTED_NAME.match(after) is not None:
+        return len(number) == 1
+    return previous == "des" and rules.language not in ("fr", "ca", "oc") and after[0].isupper()
+
+
+def _is_quoting(after: str, rules: EndRules) -> bool:
+    """Return whether `after` begins with a word that continues the sentence around a quotation."""
+    if rules.script == "MYANMAR":
+        return after.startswith(tuple(rules.quoting))
+    return after.split(" ", 1)[0].rstrip(",.\u0964\u060c\u06d4") in rules.quoting
+
+
+def _is_spelled(head: str, after: str, rules: EndRules) -> bool:
+    """Return whether a name of a letter that ends `head` stands beside another one, as in Urdu abbreviations."""
+    names = head[-_LOOK_BACK:].replace(_URDU_STOP, _URDU_STOP + " ").split()
+    if names[-1][:-1] not in rules.letters:
+        return False
+    following = after.partition(_URDU_STOP)
+    if following[1] and following[0] in rules.letters:
+        return True
+    return len(names) > 1 and names[-2][-1] == _URDU_STOP and names[-2][:-1] in rules.letters
 
 
 def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
@@ -176,7 +305,7 @@ def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
         return True
     if "ordinals" in rules.habits and _ROMAN.fullmatch(plain) is not None:
         return True
-    if "known_abbreviations" in rules.habits or plain.lower() in rules.starters:
+    if "known_abbreviations" in rules.habits or (len(plain) > 1 and plain.lower() in rules.starters):
         return False
     is_abbreviation = len(plain) <= _SHORT_WORD or "." in plain
     return is_abbreviation and _begins_with_capital(before)
@@ -193,6 +322,13 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
     is_roman = _ROMAN.fullmatch(number) is not None
     if not is_roman and not (number.isdecimal() and len(number) <= 3):
         return False
+    previous = head[: len(head) - len(token)].rstrip()
+    previous = previous[previous.rfind(" ") + 1 :]
+    if previous[-1:] == "." and previous[:-1].lower().lstrip(OPENING) in words_of_all("numbered"):
+        return False
+    is_known = lowered(previous[:-1]) in rules.joins | rules.may_end
+    if not previous or (previous[-1] in ".!?" and previous[:-1].isalpha() and not is_known):
+        return True
     if rules.starts(after):
         return False
     century = _CENTURY.match(after)
@@ -200,9 +336,7 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
         return True
     if after[:12].lower().startswith(tuple(words_of_all("counted"))):
         return True
-    previous = head[: len(head) - len(token)].rstrip()
-    previous = previous[previous.rfind(" ") + 1 :]
-    if not previous or previous[-1] in ".!?" or previous.lower() in rules.starters:
+    if previous[-1] in ".!?" or previous.lower() in rules.starters:
         return True
     if "capital_nouns" in rules.habits:
         return previous.islower()
@@ -216,8 +350,9 @@ def mend_parts(parts: list[str], rules: EndRules) -> list[str]:
     joined: list[str] = []
     for part in parts:
         before = joined[-1] if joined else ""
-        is_plain = before[-1:] == " " and before[-2:-1] in rules.plain_marks and not part[0].islower()
-        if before and not is_plain and not is_plain_end(before, part, rules) and goes_on(before, part, rules):
+        if not before or is_plain_mark(before, part, rules) or is_plain_end(before, part, rules):
+            joined.append(part)
+        elif goes_on(before, part, rules):
             joined[-1] += part
         else:
             joined.append(part)

@@ -14,7 +14,7 @@ import sentencex
 
 from pipeline.cleaning.characters import normalize_and_look
 from pipeline.cleaning.sentence_cuts import cut_more, has_quotations, may_hold_ends
-from pipeline.cleaning.sentence_rules import WITH_PARTICLES, EndRules, end_rules, goes_on, is_plain_end
+from pipeline.cleaning.sentence_rules import WITH_PARTICLES, EndRules, end_rules, goes_on, is_plain_end, is_plain_mark
 
 MAX_LINE_CHARACTERS = 100_000
 # The time of sentencex grows with the square of the number of quotation marks in a line (3 s for 100,000 marks). A line
@@ -24,6 +24,10 @@ MAX_QUOTATION_MARKS = 2_000
 # characters).
 _LONGEST_WORDS = 200
 _FINE_CHARACTERS = 5_000
+# The time grows with the square of the number of full stops as well, by language (Italian: 1 s for 10,000). No text has
+# one in fewer than 16 characters over a long line; a line that has is cut into short pieces.
+_FEWEST_CHARACTERS = 16
+_DENSE_CHARACTERS = 1_000
 _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f()[]"
 
 
@@ -67,7 +71,7 @@ def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
     return parts if cuts is None else cuts
 
 
-_NUMBER = re.compile(r"[(\uff08]?\d{1,4}\.\s*")
+_NUMBER = re.compile(r"[(\uff08]?\d{1,4}[.\u104b]\s*")
 _LOOK_BACK = 10
 # A word may begin with a mark (!Kung), and so does the code of a comment (<!-- -->).
 _NO_END = re.compile(r"(?:\A[^\w\s]*|<)[!?]\Z")
@@ -98,9 +102,15 @@ _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
 )
 # Full stops outside ASCII, after which no space is needed. ASCII full stops end a sentence only before a space.
-_STOP = re.compile(
-    f"[\u3002\uff01\uff1f\uff61\u0589\u104b\u17d4\u17d5\u0f0d\u0f0e\u0964\u0965\u1362](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])"
+_STOPS = (
+    "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u0f0d\u0f0e\u104b\u1362\u1367\u1368"
+    "\u166e\u1735\u1736\u17d4\u17d5\u17da\u1803\u1809\u1944\u1945\u1aa8-\u1aab\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d\u1b7e\u1c3b\u1c3c"
+    "\u1c7e\u1c7f\u203c\u203d\u2047-\u2049\u2e2e\u2e3c\u2e53\u2e54\u3002\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf"
+    "\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\ufe52\ufe56\ufe57\uff01\uff0e\uff1f\uff61\U00011141-\U00011143"
 )
+_STOP = re.compile(f"[{_STOPS}](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])")
+# Marks at which sentencex stops that end no sentence: the comma of Burmese and a dot of Armenian.
+_HALF_STOPS = "\u104a\u2024"
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
@@ -128,8 +138,7 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
     before = ""
     for part in sentences:
         rest = part
-        is_plain = len(before) > _LOOK_BACK and before[-1] == " " and before[-2] in rules.plain_marks
-        is_plain = is_plain and not part[0].islower()
+        is_plain = len(before) > _LOOK_BACK and is_plain_mark(before, part, rules)
         if before and not is_plain and not is_plain_end(before, part, rules):
             rest = part.lstrip(_CLOSING) if part[0] in _CLOSING else part
             before += part[: len(part) - len(rest)]
@@ -168,7 +177,7 @@ def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
 
 def _pieces(line: str) -> Iterator[str]:
     """Yield the line in pieces of at most MAX_LINE_CHARACTERS, or of at most _FINE_CHARACTERS if the line has many
-    quotation marks.
+    quotation marks or other marks at which sentencex stops, or of _DENSE_CHARACTERS if most of it is stops.
 
     The line is cut before spaces. A word is cut only if it is longer than the limit. A line with very few spaces is cut
     at full stops first.
@@ -176,8 +185,10 @@ def _pieces(line: str) -> Iterator[str]:
     if len(line) <= _FINE_CHARACTERS:
         yield line
         return
-    many = sum(map(line.count, _QUOTATION_MARKS)) > MAX_QUOTATION_MARKS
+    many = sum(map(line.count, _QUOTATION_MARKS + _HALF_STOPS)) > MAX_QUOTATION_MARKS
     cap = _FINE_CHARACTERS if many else MAX_LINE_CHARACTERS
+    if sum(map(line.count, ".!?")) > len(line) // _FEWEST_CHARACTERS:
+        cap = _DENSE_CHARACTERS
     for part in _cut_at_stops(line) if line.count(" ") < len(line) // _LONGEST_WORDS else (line,):
         start = 0
         while len(part) - start > cap:

@@ -149,10 +149,22 @@ def test_a_million_characters_in_one_line_take_seconds_and_lose_nothing(unit: st
     assert max(map(len, sentences)) <= MAX_LINE_CHARACTERS
 
 
-@pytest.mark.parametrize(("language", "stop"), [("zh", "\u3002"), ("ja", "\uff1f"), ("hy", "\u0589"), ("my", "\u104b")])
+def test_a_line_of_initials_is_cut_into_short_pieces() -> None:
+    """sentencex takes the square of an Italian line's full stops: 1 s for 10,000 of them."""
+    line = "A. " * 20_000
+    pieces = list(sentences._pieces(line))
+    assert max(map(len, pieces)) <= 1_000
+    assert "".join(pieces) == line
+    assert "".join(split_sentences(line, language="it")).replace(" ", "") == line.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("language", "stop"),
+    [("zh", "\u3002"), ("ja", "\uff1f"), ("hy", "\u0589"), ("my", "\u104b"), ("ur", "\u06d4"), ("sat", "\u1c7e")],
+)
 def test_a_long_line_without_spaces_is_cut_between_its_sentences(language: str, stop: str) -> None:
     """pySBD#79, #58: hours on one line. sentencex takes the square of such a line's sentences: its pieces are short."""
-    letter = {"hy": 0x561, "my": 0x1000}.get(language, 0x4E00)
+    letter = {"hy": 0x561, "my": 0x1000, "ur": 0x628, "sat": 0x1C5A}.get(language, 0x4E00)
     expected = [chr(letter + number % 20) * (5 + number % 30) + stop for number in range(6_000)]
     expected[3::7] = [f"\uff08{sentence}\uff09{sentence}" for sentence in expected[3::7]]
     line = "".join(expected)
