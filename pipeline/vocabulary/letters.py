@@ -57,10 +57,10 @@ def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | No
             counted = marks.count(text)
             if counted is not None:
                 sample.add(TextLoss(marks=counted.found, lost_marks=counted.lost, letters=counted.letters))
-        script = _find_lost(sample, characters=characters, most=_MANY_LETTERS, source=source)
-        if script is not None:
-            share = sample.lost_marks[script] / sample.marks[script]
-            raise ConfigError(_describe(index, config=config, script=script, share=share))
+        lost = _find_lost(sample, characters=characters, most=_MANY_LETTERS, source=source)
+        if lost is not None:
+            share = sample.lost_marks[lost] / sample.marks[lost]
+            raise ConfigError(_describe(index, config=config, script=lost, share=share))
 
 
 def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
