@@ -72,15 +72,18 @@ class TextLoss:
     """Marks (vowel signs, tones) by script, only of scripts that lose some."""
     lost_marks: Counter[str] = field(default_factory=Counter)
     """Those marks that the normalizer removes."""
+    letters: Counter[str] = field(default_factory=Counter)
+    """All letters and marks of these scripts."""
 
     def add(self, other: TextLoss) -> None:
         """Add the counts of `other`."""
         self.unknown_characters += other.unknown_characters
         self.long_words += other.long_words
         self.clause_characters += other.clause_characters
-        if other.marks:
+        if other.letters:
             self.marks += other.marks
             self.lost_marks += other.lost_marks
+            self.letters += other.letters
 
 
 def shown_name(path: str | Path) -> str:

@@ -29,7 +29,7 @@ NAMED = {"page_over_budget": 1_000}
 """Maps some reasons of drops or notes to the number of examples kept. For all other reasons, the number is
 _DROP_EXAMPLES."""
 _BY_SOURCE = ("documents", "sentences", "characters", "unknown_characters", "long_words", "clause_characters")
-_SCRIPTS_BY_SOURCE = ("marks", "lost_marks")
+_SCRIPTS_BY_SOURCE = ("marks", "lost_marks", "letters")
 
 _ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")
 
@@ -54,6 +54,8 @@ class ReadTally:
     """By source and script, marks that are letters; only for scripts that lose some."""
     lost_marks: dict[int, Counter[str]] = field(default_factory=dict)
     """Those marks that the tokenizer's normalizer removed."""
+    letters: dict[int, Counter[str]] = field(default_factory=dict)
+    """All letters and marks of these scripts."""
     drops: dict[int, Counter[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     """The number of notes (events that are counted although nothing is left out), by reason."""
@@ -74,9 +76,10 @@ class ReadTally:
         self.unknown_characters[source] += loss.unknown_characters
         self.long_words[source] += loss.long_words
         self.clause_characters[source] += loss.clause_characters
-        if loss.marks:
+        if loss.letters:
             self.marks.setdefault(source, Counter()).update(loss.marks)
             self.lost_marks.setdefault(source, Counter()).update(loss.lost_marks)
+            self.letters.setdefault(source, Counter()).update(loss.letters)
 
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
         """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one of them

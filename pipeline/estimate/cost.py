@@ -22,7 +22,7 @@ from pipeline.runtime import SHARDS, SPILLS, BuildContext
 from pipeline.shuffle import Buckets, choose_buckets
 from pipeline.tokenizer import WordTokenizer
 from pipeline.units import count_of, describe_bytes, describe_seconds
-from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
+from pipeline.vocabulary import count_words, given_vocabulary, refuse_read_losses, train_tokenizer
 
 TOLERANCE = 0.15
 """The largest relative error that the estimates of documents, tokens, rows and bytes had on any corpus measured."""
@@ -105,6 +105,8 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
             measure_source(frame, units=units, context=context, tokenizer=tokenizer)
             for frame, units in zip(frames, chosen, strict=True)
         ]
+    for source in measured:
+        refuse_read_losses(config, read=source.read)
     if not any(source.groups for source in measured):
         raise ValueError(
             "the sample holds fewer than 2 documents, so rows cannot be estimated; check sources.*.path and kind, and "

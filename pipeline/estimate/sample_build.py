@@ -15,6 +15,7 @@ from pipeline.dataset import schema
 from pipeline.estimate.sampling import Frame, Unit, read_units
 from pipeline.runtime import BuildContext, WorkReport
 from pipeline.shuffle import Extent, find_extents, read_index
+from pipeline.tally import ReadTally
 from pipeline.tokenizer import WordTokenizer
 
 _GROUPS = 8
@@ -39,6 +40,8 @@ class Measured:
 
     frame: Frame
     whole: bool
+    read: ReadTally = field(default_factory=ReadTally)
+    """The counts of what was read."""
     units: list[dict[str, float]] = field(default_factory=list)
     groups: list[dict[str, float]] = field(default_factory=list)
 
@@ -65,6 +68,7 @@ def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext
             items, split=unit.split, context=context, tokenizer=tokenizer, report=WorkReport(None, stage="read")
         )
         extents.append(find_extents(found.spills, folder=context.spills, bucket=0))
+        measured.read.merge(found.tally)
         files = list_written(found, folder=context.spills)
         measured.units.append(
             {

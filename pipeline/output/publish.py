@@ -129,8 +129,10 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig, read: ReadTall
         )
     unknown = sum(tally.unknown for tally in tallies)
     if unknown > MOST_UNKNOWN * tokens:
+        hidden, characters = (0, 0) if read is None else (read.unknown_characters.total(), read.characters.total())
+        share = f", which stand for {100 * hidden / characters:.1f}% of its characters" if characters else ""
         found.append(
-            f"{unknown:,} of the {tokens:,} tokens of the text are [UNK] ({100 * unknown / tokens:.1f}%): the "
+            f"{unknown:,} of the {tokens:,} tokens of the text are [UNK] ({100 * unknown / tokens:.1f}%{share}): the "
             "vocabulary lacks some of its characters (another language, script or case?); set another vocabulary.path, "
             "or train one on this text"
         )

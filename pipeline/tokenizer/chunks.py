@@ -171,7 +171,7 @@ class ChunkTable:
             found = self._marks.count(chunk)
             if found is not None:
                 loss = loss or TextLoss()
-                loss.marks, loss.lost_marks = found
+                loss.marks, loss.lost_marks, loss.letters = found
             if loss is not None:
                 self._losses[self._loses.size + len(loses)] = loss
             loses.append(loss is not None)

@@ -6,9 +6,9 @@ Latin, Greek and Cyrillic are accents, which the published vocabularies remove, 
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,10 +26,12 @@ _BEYOND_BASIC = (0x10000, 0x1E960)
 
 
 class MarkCount(NamedTuple):
-    """Counts by script: `found` marks in a text, and `lost`, those of them that the normalizer removes."""
+    """Counts by script: `found` marks in a text, `lost`, those of them that the normalizer removes, and `letters`, all
+    letters and marks of the script."""
 
     found: Counter[str]
     lost: Counter[str]
+    letters: Counter[str]
 
 
 class LostMarks:
@@ -45,45 +47,65 @@ class LostMarks:
                 lost = found.total() - _find_marks(normalizer.normalize_str(letter)).total()
                 if lost > 0:
                     self._lost[letter] = lost
-        self._scripts = {letter: next(iter(found)) for letter, found in marked.items()}
         every, lost_by_script = Counter[str](), Counter[str]()
-        for letter, script in self._scripts.items():
+        for letter, found in marked.items():
+            script = next(iter(found))
             every[script] += marked[letter].total()
             lost_by_script[script] += self._lost.get(letter, 0)
         self.scripts: dict[str, float] = {
             script: lost / every[script] for script, lost in lost_by_script.items() if lost
         }
         """For each script that loses marks, the share of its marks that are lost if every letter is as frequent."""
-        kept = [letter for letter, script in self._scripts.items() if script in self.scripts]
-        self._pattern = re.compile(f"[{''.join(map(re.escape, kept))}]") if kept else None
-        self._marks = {letter: marked[letter].total() for letter in kept}
+        self._scripts = {letter: script for letter, script in letters_by_script().items() if script in self.scripts}
+        self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
     def count(self, text: str) -> MarkCount | None:
-        """Return the marks in `text`, which is not normalized yet; None if no script in it loses any."""
-        if self._pattern is None or text.isascii():
+        """Return the counts of `text`, which is not normalized yet, for the scripts that lose marks. Return None if it
+        has no letter of such a script."""
+        if not self._scripts or text.isascii():
             return None
-        letters = Counter(self._pattern.findall(text))
-        if not letters:
-            return None
-        found, lost = Counter[str](), Counter[str]()
-        for letter, number in letters.items():
-            script = self._scripts[letter]
-            found[script] += number * self._marks[letter]
-            lost[script] += number * self._lost.get(letter, 0)
-        return MarkCount(found, lost)
+        counts = MarkCount(Counter(), Counter(), Counter())
+        for letter, number in Counter(text).items():
+            script = self._scripts.get(letter)
+            if script is None:
+                continue
+            counts.found[script] += number * self._marks.get(letter, 0)
+            counts.lost[script] += number * self._lost.get(letter, 0)
+            counts.letters[script] += number
+        return counts if counts.letters else None
 
 
 @cache
 def letters_with_marks() -> dict[str, Counter[str]]:
     """Return every character with marks that are letters (in NFD), and the number of its marks by script."""
     found = {}
-    for code in (*range(0x530, 0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0xFFFE), *range(*_BEYOND_BASIC)):
-        letter = chr(code)
+    for letter in _every_letter():
         if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:
             marks = _find_marks(letter)
             if marks:
                 found[letter] = marks
     return found
+
+
+@cache
+def letters_by_script() -> dict[str, str]:
+    """Return the script of each letter and mark of the scripts whose marks are letters, as letters_with_marks names
+    it."""
+    scripts = {script for found in letters_with_marks().values() for script in found}
+    named = {}
+    for letter in _every_letter():
+        script = unicodedata.name(letter, "").partition(" ")[0]
+        script = "KANA" if script in _KANA else script
+        if script in scripts and unicodedata.category(letter)[0] in "LM":
+            named[letter] = script
+    return named | {letter: next(iter(found)) for letter, found in letters_with_marks().items()}
+
+
+def _every_letter() -> Iterator[str]:
+    """Yield every character that may be a letter or mark, except Latin, Greek, Cyrillic and Chinese ones and Hangul
+    syllables."""
+    for code in (*range(0x530, 0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0xFFFE), *range(*_BEYOND_BASIC)):
+        yield chr(code)
 
 
 def _find_marks(text: str) -> Counter[str]:

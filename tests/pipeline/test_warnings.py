@@ -49,6 +49,9 @@ def test_a_vocabulary_of_another_script_is_named() -> None:
     assert "8 of the 700 tokens of the text are [UNK] (1.1%)" in found
     assert "vocabulary.path" in found
     assert not list_warnings(result(**counts, unknown=7), config=make_config())
+    read = ReadTally(characters=Counter({0: 1_000}), unknown_characters=Counter({0: 309}))
+    (found,) = list_warnings(result(**counts, unknown=8), config=make_config(), read=read)
+    assert "[UNK] (1.1%, which stand for 30.9% of its characters)" in found
 
 
 @pytest.mark.parametrize(

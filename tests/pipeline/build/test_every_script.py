@@ -142,6 +142,44 @@ def test_the_dry_run_refuses_too(tmp_path: Path) -> None:
         list(describe_build(make_config(tmp_path, text)))
 
 
+ENGLISH = ["the", "cat", "sat", "on", "a", "mat"]
+
+
+@pytest.mark.parametrize("language", ["ar", "th"])
+@pytest.mark.parametrize(("others", "is_refused"), [(100, True), (1_500, False)])
+def test_a_small_share_of_a_script_is_judged_the_same_by_dry_run_and_build(
+    tmp_path: Path, language: str, others: int, is_refused: bool
+) -> None:
+    """One document of the script among English ones, whatever share of its letters have marks."""
+    words = {**SAMPLES, "ar": "\u0623\u0628 \u0643\u062a\u0627\u0628 \u0642\u0644\u0645"}
+    text = write_documents(tmp_path / "text.txt", words[language].split(), count=1, others=others)
+    config = make_config(tmp_path, text)
+    found = []
+    for attempt in (lambda: list(describe_build(config)), lambda: run(config)):
+        try:
+            attempt()
+            found.append("")
+        except ValueError as error:
+            found.append(str(error))
+    assert [("vocabulary.strip_accents=false" in each) for each in found] == [is_refused, is_refused]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["v.txt", "v.json"])
+def test_the_remedy_works_if_the_refused_build_has_trained_a_vocabulary(tmp_path: Path, name: str) -> None:
+    """Its file is named, because strip_accents=false alone would use it unchanged."""
+    text = write_documents(tmp_path / "text.txt", HINDI.split(), count=1, others=150)
+    given = {"path": str(tmp_path / name), "train": True}
+    with pytest.raises(ValueError, match=rf"strip_accents=false, .* name another vocabulary\.path .*{name}"):
+        run(make_config(tmp_path, text, vocabulary=given))
+    assert (tmp_path / name).exists()
+    (tmp_path / name).unlink()
+    _, report, said = run(make_config(tmp_path, text, vocabulary={**given, "strip_accents": False}))
+    assert report["vocabulary"]["lost_marks"] == []
+    assert report["vocabulary"]["unknown_rate"] == 0
+    assert not [line for line in said if "[UNK]" in line]
+
+
 def test_the_case_of_hindi_is_refused(shared_data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"marks of the Devanagari script.*strip_accents"):
         build(make_config(tmp_path, shared_data / "cases" / "hindi.txt"))

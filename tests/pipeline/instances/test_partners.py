@@ -127,3 +127,66 @@ def test_the_larger_of_two_documents_is_paired_as_far_as_the_smaller_has_places(
     assert abs((labelled & (table.first_document == 0)).sum() - small) <= 2
     places = zip(table.second_document[negative].tolist(), table.second_start[negative].tolist(), strict=True)
     assert max(Counter(places).values()) <= 2
+
+
+def write(sentences: Sequence[Sequence[int]], *, name: int) -> TokenizedDocument:
+    """A document of sentences of token ids, each token a word."""
+    ids = [token for sentence in sentences for token in sentence]
+    return make_document([[1] * len(sentence) for sentence in sentences], name=name, ids=ids)
+
+
+def texts_of(documents: Sequence[TokenizedDocument], table: PairTable, row: int) -> tuple[list[int], list[int]]:
+    """The tokens of both segments of a row; of the second none if there is none."""
+    first, second = (
+        documents[number].ids[start:stop].tolist() if number >= 0 else []
+        for number, start, stop in (
+            (table.first_document[row], table.first_start[row], table.first_stop[row]),
+            (table.second_document[row], table.second_start[row], table.second_stop[row]),
+        )
+    )
+    return first, second
+
+
+LINE = [9, 8, 7, 6, 5, 4]
+
+
+def test_a_pair_has_no_label_if_every_wrong_next_is_the_true_one():
+    """All documents end with the same line: the rows hold whole documents, of one segment."""
+    documents = [write([range(10 * n, 10 * n + 5), LINE], name=n) for n in range(10, 50)]
+    table = make_pairs(documents, config=make_config(max_seq_length=32), pass_number=0)
+    assert (table.label == -1).all()
+    assert (table.second_document == -1).all()
+    shown = {tuple(texts_of(documents, table, row)[0]) for row in range(len(table))}
+    whole = {tuple(document.ids.tolist()) for document in documents}
+    assert shown <= whole | {text[:5] for text in whole} | {
+        text[5:] for text in whole
+    }  # a negative chunk is cut in two
+    assert {token for text in shown for token in text} == {token for text in whole for token in text}
+    reasons = count_unlabelled(documents, first_document=table.first_document, label=table.label)
+    assert reasons == {(UNPAIRED, 0): len(table)}
+
+
+@pytest.mark.parametrize("common", [0.5, 0.8])
+def test_a_line_that_many_documents_share_tells_no_label(common: float):
+    """It follows as often as it does not; and what is labelled not next never is what truly follows."""
+    count = 2_000
+    documents = [
+        write(
+            [[100 + n] * 5, LINE if n < common * count else [3_000 + n] * 3 + [6_000 + n] * 3],
+            name=n,
+        )
+        for n in range(count)
+    ]
+    table = make_pairs(documents, config=make_config(max_seq_length=32), pass_number=0)
+    follows = Counter()
+    for row in np.flatnonzero(table.label >= 0).tolist():
+        first, second = texts_of(documents, table, row)
+        own = documents[table.first_document[row]].ids.tolist()
+        true = own[len(first) :][: len(second)]
+        assert own[: len(first)] == first
+        assert (second == true) == (table.label[row] == 0)
+        follows[int(table.label[row]), second == LINE] += 1
+    labelled = sum(follows.values())
+    assert labelled == pytest.approx(3 * min(common, 1 - common) * count, rel=0.1)  # half of the texts give two
+    assert follows[0, True] + follows[1, False] == pytest.approx(labelled / 2, abs=4 * labelled**0.5 / 2)
+    assert follows[1, True] + follows[1, False] == pytest.approx(labelled / 2, abs=4 * labelled**0.5 / 2)

@@ -44,7 +44,14 @@ UNCASED = normalizers.BertNormalizer(lowercase=True)
 )
 def test_marks_that_are_letters_are_counted(text: str, found: dict[str, int], lost: dict[str, int]) -> None:
     counted = LostMarks(UNCASED).count(text)
-    assert (dict(counted.found), dict(counted.lost)) == (found, lost) if counted else (found, lost) == ({}, {})
+    counts = (+counted.found, +counted.lost) if counted is not None else (Counter(), Counter())
+    assert counts == (found, lost)
+
+
+def test_all_letters_of_a_script_that_loses_marks_are_counted() -> None:
+    counted = LostMarks(UNCASED).count(f"a1 {HINDI} \u0915 \u0966. {THAI} \u4e2d \u0439 \uac00")
+    assert counted is not None
+    assert counted.letters == {"DEVANAGARI": len(HINDI) + 1, "THAI": len(THAI)}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +81,7 @@ def test_losses_of_a_text_by_hand(tmp_path: Path) -> None:
         clause_characters=len(clause) + 101 + 101,
         marks=Counter({"DEVANAGARI": 1}),
         lost_marks=Counter({"DEVANAGARI": 1}),
+        letters=Counter({"DEVANAGARI": len(HINDI)}),
     )
     assert tokenizer.tokenize_and_count(document)[1] == loss  # from the cache
     assert tokenizer.tokenize_and_count(Document("y", ("a a.",)))[1] == TextLoss()
