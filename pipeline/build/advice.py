@@ -1,7 +1,7 @@
-"""Warns of settings that are valid but probably a mistake, before anything is read. Pure.
+"""Warns of settings that are valid but probably a mistake, before the build reads its input.
 
-Examples are sentence rules of another language, and a vocabulary that cannot represent the text. Noticed late, such a
-mistake costs a whole build.
+Examples are sentence rules of another language, and a vocabulary that cannot represent the text. If the user notices
+such a mistake late, a whole build is wasted.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
-    """Yield a warning if Turkish is lower-cased among other languages, because the saved tokenizer cannot know the
-    language of a text."""
+    """Yield a warning if a build lower-cases Turkish text and text of other languages. The saved tokenizer does not
+    know the language of a text, so it would lower-case the Turkish I wrongly."""
     if not config.vocabulary.lowercase or has_dotted_i(config):
         return
     for index, source in enumerate(config.sources):
