@@ -140,7 +140,7 @@ class Spread(transform_evaluator.DaskBagOp):
 
 @dataclass
 class _Combine(beam.PTransform):
-    """Stands for a CombineGlobally in the graph that is translated."""
+    """The single step that CombineOverride puts in the place of a CombineGlobally."""
 
     fn: beam.CombineFn
 
@@ -149,21 +149,24 @@ class _Combine(beam.PTransform):
 
 
 class CombineOverride(PTransformOverride):
-    """Replaces each CombineGlobally by a single step, so that it is translated as a whole."""
+    """Replaces each CombineGlobally of a graph by a single step. Beam would otherwise translate its inner steps one by
+    one."""
 
     def matches(self, applied_ptransform: Any) -> bool:
-        """Return whether this is a CombineGlobally."""
+        """Return whether this step of the graph is a CombineGlobally."""
         return type(applied_ptransform.transform) is beam.CombineGlobally
 
     def get_replacement_transform_for_applied_ptransform(self, applied_ptransform: Any) -> beam.PTransform:
-        """Return the step that stands for it."""
+        """Return the single step that replaces the CombineGlobally."""
         return _Combine(beam.CombineFn.maybe_from_callable(applied_ptransform.transform.fn))
 
 
 class Combine(transform_evaluator.DaskBagOp):
-    """Translates a Beam CombineGlobally to Dask as a tree, so that no task reads more than _FAN_IN results of others.
+    """Translates a Beam CombineGlobally to Dask as a tree of tasks, each of which reads the results of at most _FAN_IN
+    others.
 
-    Beam's own translation groups by key: with as many tasks as pairs of partitions, and all values in one of them.
+    Beam's own translation groups by key. This needs as many tasks as there are pairs of partitions, and one of these
+    tasks gets all values.
     """
 
     def __init__(self, applied: Any, bag_kwargs: Any, *, submit: Callable[[Bag], Bag]) -> None:
@@ -171,7 +174,8 @@ class Combine(transform_evaluator.DaskBagOp):
         self._submit = submit
 
     def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
-        """Return a bag of one partition with the combined value."""
+        """Return the combined value of all values in `input_bag`, as a bag (Dask's partitioned collection) of one
+        partition."""
         fn = self.transform.fn
         bag = input_bag.map_partitions(partial(_accumulate, fn))
         while bag.npartitions > 1:
@@ -215,10 +219,12 @@ class BuildRunner(beam_dask.DaskRunner):
         return beam_dask.DaskRunnerResult(self._client, futures)
 
     def _submit(self, bag: Bag) -> Bag:
-        """Submit the tasks of a bag to the scheduler, and return its values as a bag of one partition, still pending.
+        """Submit the tasks of `bag` to the scheduler. Return its values as a bag of one partition, which is still being
+        computed.
 
-        Steps that read these values are submitted as graphs of their own. In one graph each of them would depend on
-        each partition read, and Dask's ordering of tasks takes the square of the partitions: 14 GB for 8,192.
+        Each step that reads these values is then submitted as a graph of its own. In a common graph, each task of such
+        a step would depend on every partition of `bag`. Dask's memory for ordering tasks would then grow with the
+        square of the number of partitions: 14 GB for 8,192 partitions.
         """
         if bag.name not in self._submitted:
             self._submitted[bag.name] = self._client.persist(_join(bag))
@@ -331,8 +337,9 @@ def _count(folder: str, step: int) -> None:
 
 
 def _join(bag: Bag) -> Bag:
-    """Return a bag with the same values in one partition. They are joined as a tree: no task reads more than _FAN_IN
-    others, and Dask plans it in time linear in the partitions."""
+    """Return a bag (Dask's partitioned collection) that has the values of `bag` in one partition. The partitions are
+    joined in a tree of tasks, each of which reads at most _FAN_IN others. So Dask plans the tasks in time proportional
+    to the number of partitions."""
     while bag.npartitions > 1:
         bag = bag.repartition(npartitions=-(-bag.npartitions // _FAN_IN))
     return bag.map_partitions(list)
