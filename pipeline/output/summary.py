@@ -141,7 +141,8 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def summarize_losses(read: ReadTally) -> dict[str, Any]:
-    """Return what the tokenizer did not see of the text that was read, in characters; duplicates are included."""
+    """Return a dict that says what the tokenizer lost of the text that was read: characters in [UNK], too long words,
+    and vowel signs or tone marks that were removed. Exact duplicates are counted too."""
     characters, unknown = read.characters.total(), read.unknown_characters.total()
     marks, lost = (sum(each.values(), Counter[str]()) for each in (read.marks, read.lost_marks))
     return {
@@ -224,8 +225,8 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Return a dict for each source name: the counts in the manifest, and under `drops` the number of items left out by
-    reason."""
+    """Return one dict for each source name. It has the counts in the manifest and, under `drops`, the number of items
+    left out for each reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
