@@ -268,10 +268,11 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the number of bytes of input that are read.
+    """Return an estimate of the number of bytes of input that workers have read so far.
 
-    An unfinished split counts with its bytes times the share of its expected text that was read. The expected text is
-    corrected by the ratio of real to expected text in the finished splits.
+    A finished split counts with all its bytes. An unfinished split counts with its bytes times the share of its
+    expected text that was read. The expected text is first corrected by the ratio of real to expected text in the
+    finished splits.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
