@@ -59,7 +59,8 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """Return a term for each of `numbers`, the numbers 0, 1, ... of a key's draws: mix(key + term) is the draw.
+    """Return a term for each number of a draw in `numbers`. A key (a uint64) has draws number 0, 1, 2 and so on, and
+    the draw is mix(key + term).
 
     The draws are those of SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix).
     Otherwise the sequences of draws of neighbouring keys overlap.
@@ -68,7 +69,7 @@ def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
-    """Return a new well mixed key for each of `keys`. It depends on that key and on `number`."""
+    """Return a new well mixed key for each key in `keys`. The new key depends on the old key and on `number`."""
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 

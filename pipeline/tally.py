@@ -202,7 +202,8 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add `counts` to the counts in `shortcuts`. `counts` is what each shortcut has counted over more rows."""
+        """Add `counts` to the field `shortcuts`. For each shortcut (a rule that guesses the next-sentence label),
+        `counts` has what it counted over more rows."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 
