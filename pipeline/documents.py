@@ -45,7 +45,7 @@ def hash_texts(*texts: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Drop:
     """An item (document, page, sentence) that is left out. `reason` is the name of a counter in snake_case. `name` says
-    where the item is, and `detail` what it looks like or was measured to be."""
+    where the item is. `detail` shows the item, or a value that was measured on it."""
 
     reason: str
     name: str

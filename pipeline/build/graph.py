@@ -225,8 +225,8 @@ class CountBuckets(_Step):
 
 class PlanShards(_Step):
     """A Beam step. From the counts of all buckets, it decides which bucket (group of documents) goes into which shard,
-    and yields the ShardPlan. Raises ValueError if a source gave no document, or if the tokenizer loses letters of a
-    source."""
+    and yields the ShardPlan. Raises ValueError if a source gave no document, or if the tokenizer removes too many vowel
+    signs or tone marks of a source's script."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):

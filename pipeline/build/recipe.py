@@ -292,8 +292,8 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove spill files (intermediate files), shards and records of the build. Keep those of finished splits in
-    `splits`, and, if `keep_shards` is true, those of finished shards.
+    """Remove spill files (intermediate files), shards and records of the build. Keep the files and records of the
+    finished splits in `splits`. If `keep_shards` is true, also keep the files and records of finished shards.
 
     Return how many records remain of each kind ("split" and "shard").
     """

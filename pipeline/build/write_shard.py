@@ -77,9 +77,10 @@ def build_shard(
 
     `name` is the path of the file in the manifest, and its last part is the name of the file in `folder`. The file is
     written and verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an
-    object store, the file is written in a local temporary folder and uploaded. `near` maps the ids of the near
-    duplicates to leave out to their matches. `report` shows the progress, row group by row group. Raises SpillError or
-    ShardError if a file reads back with other content than was written. After any error the written file is removed.
+    object store, the file is written in a local temporary folder and uploaded. `near` has the near duplicates to leave
+    out, as a map from a document's id to its match. `report` shows the progress, row group by row group. Raises
+    SpillError or ShardError if a file reads back with other content than was written. After any error the written file
+    is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)

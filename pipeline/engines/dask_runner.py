@@ -1,9 +1,9 @@
 """Adapts Beam's DaskRunner to a build: each side input is computed once, and each step is sent to a worker once.
 
-Beam's own runner computes a side input again for every task that reads it, which in a build means reading the text
-again. Beam's own runner also sends a step anew with each of the step's tasks. The graphs of builds group nothing by
-key, so no shuffle is needed: a graph has about as many tasks as pieces of work. The scheduler and its workers import
-this module.
+A side input is an argument that a step gets from earlier steps. Beam's own runner computes it again for every task that
+reads it; in a build, each of these tasks would read all text again. It also sends the code of a step again with every
+task of the step. Because the graph of a build groups nothing by key, it needs no shuffle, and has about as many tasks
+as there are pieces of work. The scheduler and its workers import this module.
 """
 
 # ruff: noqa: E402

@@ -164,10 +164,11 @@ def combine(
     sample_s: float,
     vocabulary: str,
 ) -> Estimate:
-    """Return the estimate for all sources together. Times and memory follow from the splits and buckets of the build.
+    """Return the estimate for all sources together. Times and memory are computed from the splits and buckets that the
+    build will have.
 
     `measured` has the measurements of each source. `trains` is true if the build first trains a vocabulary, for which
-    it reads the whole input once more. `sample_s` and `vocabulary` go into the estimate as they are.
+    it reads the whole input once more. `sample_s` and `vocabulary` are copied into the estimate.
     """
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),

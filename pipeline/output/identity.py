@@ -64,12 +64,12 @@ class BuildMark:
             )
 
     def check_unfinished(self) -> bool:
-        """Whether OUT holds an unfinished build that is the same as this build. If so, also take over the hash of its
-        vocabulary.
+        """Whether OUT holds an unfinished build that is the same as this build. If it does, also take over the hash of
+        that build's vocabulary.
 
-        False if OUT/_build.json is absent or written by another release. Raises ValueError if it names a different
-        build, and OSError if it cannot be read. It does not return False in the last two cases, because after False the
-        caller removes the finished splits and shards.
+        Return False if OUT/_build.json is absent, damaged or written by another release. After False, the caller
+        removes the finished splits and shards. To keep this work, the function raises ValueError if OUT/_build.json
+        names a different build, and OSError if the file cannot be read.
         """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))

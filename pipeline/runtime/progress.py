@@ -286,8 +286,8 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the number of document tokens whose rows are written. Tokens are counted rather than
-    shards, because shards differ in size."""
+    """Return an estimate of how many tokens of the documents are already in written rows. The progress is measured in
+    tokens, because shards differ in size."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports

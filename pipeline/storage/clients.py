@@ -138,8 +138,8 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """Add `folder` (of local temporary files) to a "disk full" error raised in the block, if the error names no
-    file."""
+    """If a "disk full" error that names no file is raised in the block, add `folder` to its message. `folder` has the
+    local temporary files."""
     try:
         yield
     except OSError as error:

@@ -54,8 +54,8 @@ def rename_file(source: Path, *, final: Path) -> None:
 
 
 def replaced_by(name: str) -> str:
-    """Return the final name of a temporary file that a killed replace_file left behind. `name` is the temporary file's
-    name. Return "" for any other name."""
+    """Return the name of the file that replace_file was writing when it was killed. `name` is the name of the temporary
+    file that it left behind. For the name of any other file, return ""."""
     found = _PARTIAL.fullmatch(name)
     return found[1] if found else ""
 

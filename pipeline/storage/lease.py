@@ -74,8 +74,8 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of one command to the lease (the right to write to an output): what the command's file in FOLDER/lease
-    says."""
+    """The content of a file in FOLDER/lease. With this file, a command claims the lease (the right to write to an
+    output)."""
 
     number: int
     """One more than the greatest number that the command saw in other claims."""
@@ -313,14 +313,17 @@ def _contend(
 
 
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
-    """Return the claims whose commands may be alive. A claim (the file of a command that has the lease or wants it) is
-    left out if it is invalid, is in `silent`, or its process is known to be gone."""
+    """Return the claims whose commands may be alive. A claim is the file of a command that has the lease or wants it.
+
+    A claim is left out in three cases: a later holder of the lease has made it invalid, it is in `silent`, or its
+    process is known to be gone.
+    """
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
 
 def _reigning(claims: Iterable[Claim]) -> list[Claim]:
-    """Return the valid claims (files of commands that have the lease or want it). A claim is invalid if the claim of a
-    command that has or had the lease has a greater number."""
+    """Return the valid claims. A claim is the numbered file of a command that has the lease or wants it. If a command
+    has got the lease, all claims with smaller numbers are invalid."""
     claims = list(claims)
     reign = max((claim.number for claim in claims if claim.holds), default=0)
     return [claim for claim in claims if claim.number >= reign]
