@@ -37,13 +37,13 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of the vocabulary trained for this build to `text`. The caller then writes `text` to
-        OUT/_build.json."""
+        """Add the hash of the vocabulary trained for this build to `text`, the content of OUT/_build.json. No file is
+        written here; the caller then writes `text` to the file."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Record in `text` that an input file must be fixed before the build can resume. The caller then writes `text`
-        to OUT/_build.json."""
+        """Note in `text`, the content of OUT/_build.json, that the user must fix an input file before the build can
+        resume. No file is written here; the caller then writes `text` to the file."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:

@@ -75,8 +75,8 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
     """Check the share of NOT_NEXT among the next-sentence labels.
 
-    Raises ValueError if it is outside the allowed range, because a model would then learn only to predict the more
-    frequent label. Raises it too if no row has a label, although the config asks for labels.
+    Raises ValueError if this share is outside the allowed range, because a model would then learn only to predict the
+    more frequent label. Also raises ValueError if no row has a label, although the config asks for labels.
     """
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
