@@ -1,8 +1,8 @@
 """Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
-There are three forms: a Mersenne Twister for loops inside a document (0.3 us a draw, 10 us to seed), a Philox generator
-for arrays, and hashes of (key, counter) for whole buckets, which are groups of documents (8 ns a draw; a draw does not
-depend on which other draws are made).
+There are three ways to draw. A Mersenne Twister is for loops inside a document (0.3 us a draw, 10 us to seed). A Philox
+generator is for arrays. Hashes of (key, counter) are for whole buckets, which are groups of documents (8 ns a draw);
+such a draw does not depend on which other draws are made.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
     """Choose up to NUM_EXAMPLES of the examples, and return them in the order that they have in `examples`.
 
-    The first two examples of each label are chosen (or the only one). Then the others are chosen from the beginning of
-    `examples`, until there are enough.
+    The first two examples of each label are chosen, or one if the label has only one. The rest are the first of the
+    examples not chosen yet.
     """
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}

@@ -302,7 +302,8 @@ def write_shard(
     """Return the result of building the shard `name`. If an earlier start of the build wrote this shard from the same
     documents, the result comes from the shard's record.
 
-    Otherwise build the shard and record its result. `near` has the near duplicates to leave out, by id.
+    Otherwise build the shard and record its result. `near` has the near duplicates to leave out, as a map from a
+    document's id to its match.
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, sorted((name.hex(), *match) for name, match in near.items())]

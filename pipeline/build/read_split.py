@@ -177,9 +177,9 @@ def list_written(result: SplitResult, *, folder: str) -> set[str]:
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record. It is a dict that has the fields of `split` and these keys: "input" is a text
-    that identifies the content of the split's file, and "hold_out", if there are texts to keep out of the data set,
-    identifies them.
+    """Return the key of a split's record. It is a dict with the fields of `split` and one or two more keys. "input" is
+    a text that identifies the content of the split's file. "hold_out" identifies the texts to keep out of the data set,
+    and is absent if there are none.
 
     The settings are not in the key, because a record also has the hash of its build, which covers all settings.
     """

@@ -159,8 +159,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file with page checksums. Raises ShardError if the file differs from the manifest entry `shard`,
-    or if its number of rows of each length differs from `rows_by_length`."""
+    """Read the whole file, which checks its page checksums. Raises ShardError if the file differs from the manifest
+    entry `shard`, or if its number of rows of each length differs from `rows_by_length`."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata

@@ -162,11 +162,11 @@ class CombineOverride(PTransformOverride):
 
 
 class Combine(transform_evaluator.DaskBagOp):
-    """Translates a Beam CombineGlobally to Dask as a tree of tasks, each of which reads the results of at most _FAN_IN
-    others.
+    """Translates a Beam CombineGlobally to Dask as a tree of tasks. Each task reads the results of at most _FAN_IN
+    other tasks.
 
-    Beam's own translation groups by key. This needs as many tasks as there are pairs of partitions, and one of these
-    tasks gets all values.
+    Beam's own translation groups by key. It makes as many tasks as there are pairs of partitions, and one of its tasks
+    gets all values.
     """
 
     def __init__(self, applied: Any, bag_kwargs: Any, *, submit: Callable[[Bag], Bag]) -> None:
@@ -338,8 +338,8 @@ def _count(folder: str, step: int) -> None:
 
 def _join(bag: Bag) -> Bag:
     """Return a bag (Dask's partitioned collection) that has the values of `bag` in one partition. The partitions are
-    joined in a tree of tasks, each of which reads at most _FAN_IN others. So Dask plans the tasks in time proportional
-    to the number of partitions."""
+    joined by a tree of tasks, each of which reads the results of at most _FAN_IN other tasks. So Dask plans the tasks
+    in time proportional to the number of partitions."""
     while bag.npartitions > 1:
         bag = bag.repartition(npartitions=-(-bag.npartitions // _FAN_IN))
     return bag.map_partitions(list)

@@ -106,7 +106,10 @@ def _hint_at_time(differences: Iterable[str]) -> str:
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:
     """Yield a text "key: old -> new" for each value that differs between `old` and `new`, two trees of mappings and
-    lists. `key` is the path of keys to these two trees, and is put before each key."""
+    lists.
+
+    If `old` and `new` are parts of larger trees, `key` says where they are. It is put before the key in each text.
+    """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
             yield from describe_differences(old.get(name), new.get(name), key=f"{key}.{name}" if key else name)

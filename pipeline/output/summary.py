@@ -115,8 +115,8 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
     The keys are `size`, `entries`, `used`, `used_share`, `seldom` (entries that occur one to nine times),
     `tokens_per_word`, `text_tokens`, `unknown`, `unknown_rate` and `most_frequent`. The values of `entries`, `used`,
-    `used_share`, `seldom` and `most_frequent` leave out special and unused entries. The text is that of all documents,
-    held-out documents included.
+    `used_share`, `seldom` and `most_frequent` leave out special and unused entries. The values of `tokens_per_word`,
+    `text_tokens`, `unknown` and `unknown_rate` are counted in the text of all documents, held-out documents included.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -279,8 +279,9 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict with the keys `from`, `to` and `count` for each index b of `counts`. The range is from 2^(b-1) to
-    2^b - 1, and the count is counts[b]. Empty ranges at both ends are left out."""
+    """Return a dict for each index b of `counts`, which stands for the numbers from 2^(b-1) to 2^b - 1. The keys are
+    `from` and `to` (the ends of this range) and `count` (counts[b]). Empty ranges at both ends of the list are left
+    out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []
