@@ -10,60 +10,33 @@ together, and the highest memory of the main process and of the scheduler.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import pickle
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import Any
 
 import psutil
 
-from bench.pipeline import bench_config, choose_sources
 from bench.processes import ROOT, describe_machine, peak_bytes, watch
-from bench.repeats import read_texts
+from bench.step_results import buckets_of, choose_config
 from pipeline.documents import Split
-from pipeline.runtime import EXCHANGE, PROGRESS, SPILLS, BuildContext, WorkReport
-from pipeline.shuffle import (
-    BucketCount,
-    Buckets,
-    Extent,
-    Join,
-    SpillFile,
-    choose_buckets,
-    divide_buckets,
-)
-from pipeline.tally import BuildResult
+from pipeline.runtime import EXCHANGE, PROGRESS, SPILLS, BuildContext
+from pipeline.shuffle import divide_buckets
 from pipeline.versions import describe_code
-
-if TYPE_CHECKING:
-    from bench.step_results import StepResults
-    from pipeline.build.read_split import SplitResult
 
 OUT = ROOT / "bench" / "out"
 MOST_PLAN_S = 60.0
 MOST_BYTES = 1 << 30
 _START_S = 3600.0
-_LENGTH = 512
-_WORKER_SETTINGS = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "30s",
-    "distributed.admin.system-monitor.interval": "60s",
-    "distributed.worker.use-file-locking": False,
-}
-"""What Dask does in each worker all the time, such as 50 measurements a second, done seldom: with 1,024 workers on a
-few cores nothing else would be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--present", type=int, help="workers that are started (default: all)")
     parser.add_argument("--hosts", type=int, default=4, help="processes that the workers are in")
     parser.add_argument("--temp", help="folder of temporary files (default: the system's)")
-    for name in ("--host", "--measure", "--results"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, help="file of the steps' results; it is measured and written if absent")
     given = parser.parse_args(arguments)
-    text_bytes = round(1e9 * given.text_gb)
-    if given.host is not None:
-        asyncio.run(serve_workers(given.host, number=given.workers, results=Path(given.results)))
-        return 0
-    if given.measure is not None:
-        write_results(Path(given.measure), splits=given.splits, text_bytes=text_bytes, results=Path(given.results))
-        return 0
     present = given.present or given.workers
     with tempfile.TemporaryDirectory(prefix="cloze-bench-", dir=given.temp) as name:
         found = simulate(
@@ -121,8 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             workers=given.workers,
             present=present,
             splits=given.splits,
-            text_bytes=text_bytes,
+            text_bytes=round(1e9 * given.text_gb),
             hosts=min(given.hosts, present),
+            results=given.results or Path(name, "results.pickle"),
         )
     heading = f"{date.today()}, {describe_machine()}"
     print(heading, *format_found(found), sep="\n")
@@ -131,33 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(found.plan_s > MOST_PLAN_S or max(found.main_bytes, found.scheduler_bytes) > MOST_BYTES)
 
 
-def write_results(folder: Path, *, splits: int, text_bytes: int, results: Path) -> None:
-    """Do each step once in `folder`, and write StepResults, pickled, to the file `results`."""
-    from pipeline.engines import local  # noqa: F401, I001 (first, since it makes Beam quiet)
-    from bench.step_results import make_results
-
-    sources = choose_sources([])
-    found = make_results(
-        read_texts(sources),
-        config=bench_config(sources, vocabulary=None, max_seq_length=_LENGTH),
-        buckets=_choose_buckets(text_bytes),
-        split_bytes=text_bytes // splits,
-        num_splits=splits,
-        folder=folder,
-    )
-    results.write_bytes(pickle.dumps(found))
-
-
-def simulate(folder: Path, *, workers: int, present: int, splits: int, text_bytes: int, hosts: int) -> Found:
-    """Measure the results of the steps, start a scheduler and the workers, run the graph, and end them. `folder` is
-    for temporary files."""
+def simulate(
+    folder: Path, *, workers: int, present: int, splits: int, text_bytes: int, hosts: int, results: Path
+) -> Found:
+    """Measure the results of the steps unless the file `results` has them. Then start a scheduler and the workers, run
+    the graph, and end them. `folder` is for temporary files."""
     from pipeline.engines import local  # noqa: F401 (first, since it makes Beam quiet)
 
     processes: list[subprocess.Popen[bytes]] = []
-    results = folder / "results.pickle"
-    work = ["--measure", str(folder / "steps"), "--results", str(results)]
-    size = ["--splits", str(splits), "--text-gb", str(text_bytes / 1e9)]
-    watch([sys.executable, "-m", "bench.cluster", *work, *size])
+    if not results.exists():
+        words = [str(folder / "steps"), str(results.resolve()), str(splits), str(text_bytes)]
+        watch([sys.executable, "-m", "bench.step_results", *words])
     sizes = pickle.loads(results.read_bytes()).sizes()
     print(", ".join(f"{name}: {number:,} B" for name, number in sizes.items()), flush=True)
     try:
@@ -168,8 +118,8 @@ def simulate(folder: Path, *, workers: int, present: int, splits: int, text_byte
         address = json.loads(contact.read_text())["address"]
         for number in range(hosts):
             share = present * (number + 1) // hosts - present * number // hosts
-            words = ["--host", address, "--workers", str(share), "--results", str(results)]
-            processes.append(_start("bench.cluster", *words, log=folder / f"host-{number}.log"))
+            words = [address, str(share), str(results.resolve()), str(folder)]
+            processes.append(_start("bench.cluster_workers", *words, log=folder / f"host-{number}.log"))
         return run_graph(
             address,
             folder=folder,
@@ -207,8 +157,8 @@ def run_graph(
     from pipeline.engines.dask_cluster import count_partitions
     from pipeline.engines.dask_runner import BuildRunner, RunContext
 
-    buckets = _choose_buckets(text_bytes)
-    config = bench_config(choose_sources([])[:1], vocabulary=None, max_seq_length=_LENGTH)
+    buckets = buckets_of(text_bytes)
+    config = choose_config()
     context = BuildContext(
         config=config, buckets=buckets, tokenizer="", vocabulary_size=0, work=str(folder), build="bench", inputs={}
     )
@@ -265,90 +215,6 @@ def run_graph(
     return found
 
 
-async def serve_workers(address: str, *, number: int, results: Path) -> None:
-    """Run `number` Dask workers of one thread in this process until it is killed. The steps of a build do no work."""
-    import dask
-    from distributed import Worker
-
-    dask.config.set(_WORKER_SETTINGS)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    leave_out_work(results.read_bytes())
-    async with AsyncExitStack() as stack:
-        for _ in range(number):
-            worker = Worker(
-                address,
-                nthreads=1,
-                memory_limit=0,
-                dashboard=False,
-                silence_logs=50,
-                local_directory=str(results.parent),
-            )
-            await stack.enter_async_context(worker)
-        await asyncio.Event().wait()
-
-
-def leave_out_work(packed: bytes) -> None:
-    """Replace what the steps of a build do in this process by stub_steps(packed)."""
-    from pipeline.build import graph
-    from pipeline.engines import local  # noqa: F401 (first, since it makes Beam quiet)
-
-    stubs = {
-        **stub_steps(packed),
-        "WordTokenizer": SimpleNamespace(from_path=lambda *_, **__: None),
-        "split_key": lambda split, context: split.path,
-        "refuse_empty_source": lambda *_, **__: None,
-        "_report_work": lambda *_, **__: nullcontext(WorkReport(None, stage="read")),
-    }
-    for name, stub in stubs.items():
-        assert hasattr(graph, name)
-        setattr(graph, name, stub)
-
-
-def stub_steps(packed: bytes) -> dict[str, Any]:
-    """Return a function for each step of the graph, by the name that the graph has for the step's work. The functions
-    return the results of StepResults, which is `packed` (pickled): each time new objects, as if just received."""
-    known: StepResults = pickle.loads(packed)
-    split, shard = pickle.dumps(known.split), pickle.dumps(known.shard)
-
-    def read_nothing(split_: Split, **_: Any) -> SplitResult:
-        result: SplitResult = pickle.loads(split)
-        (file,) = result.spills
-        return replace(result, spills=(replace(file, name=_new_name(file.name), key=crc32(split_.path.encode())),))
-
-    def join_nothing(join: Join, *, files: Sequence[SpillFile], **_: Any) -> SpillFile:
-        own = sorted((file for file in files if file.key % join.parts == join.part), key=lambda file: file.key)
-        assert known.joined is not None
-        assert own
-        return replace(known.joined, name=_new_name(known.joined.name), buckets=join.buckets)
-
-    def find_nothing(files: Sequence[SpillFile], *, folder: str, bucket: int) -> list[Extent]:
-        chosen = [file for file in files if 0 <= file.buckets.row_of(bucket) < file.buckets.rows]
-        return [replace(extent, path=f"{folder}/{file.name}") for file in chosen for extent in known.extents]
-
-    def count_nothing(bucket: int, extents: Sequence[Extent], **_: Any) -> BucketCount:
-        assert extents
-        return replace(known.count, bucket=bucket)
-
-    def write_nothing(extents: Sequence[Extent], *, name: str, **_: Any) -> BuildResult:
-        result: BuildResult = pickle.loads(shard)
-        (written,) = result.shards
-        return replace(result, shards=[written.model_copy(update={"path": name})])
-
-    return {
-        "spill_split": read_nothing,
-        "join_spills": join_nothing,
-        "find_extents": find_nothing,
-        "count_bucket": count_nothing,
-        "write_shard": write_nothing,
-    }
-
-
-def _new_name(name: str) -> str:
-    """Return the name of a spill file with another random suffix."""
-    return f"{name.rpartition('-')[0]}-{os.urandom(8).hex()}.arrow"
-
-
 def format_found(found: Found) -> list[str]:
     """Return the numbers as lines of text."""
     return [
@@ -374,10 +240,6 @@ def _start(module: str, *words: str, log: Path) -> subprocess.Popen[bytes]:
 
 def _count_fetched(dask_worker: Any) -> int:
     return sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
-
-
-def _choose_buckets(text_bytes: int) -> Buckets:
-    return choose_buckets(text_bytes=text_bytes, shards="auto", validation_fraction=0.0)
 
 
 def _count_tasks(dask_scheduler: Any, *, last: Any) -> int:

@@ -2,20 +2,24 @@
 
 Real text is taken as often as it needs to reach the size that each of them has in a large build; every copy of a
 document is another document. A simulation returns these results instead of working.
+
+Usage: python -m bench.step_results FOLDER RESULTS SPLITS TEXT_BYTES   (started by bench.cluster)
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from bench.repeats import Texts, write_corpus
+from bench.pipeline import bench_config, choose_sources
+from bench.repeats import Texts, read_texts, write_corpus
 from pipeline.build import build_shard, spill_documents
 from pipeline.build.read_split import SplitResult
-from pipeline.config import PipelineConfig
+from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.dataset import id_type, shard_name
 from pipeline.documents import Document, Drop, Split
 from pipeline.runtime import EXCHANGE, PROGRESS, SHARDS, SPILLS, BuildContext, WorkReport
@@ -24,6 +28,7 @@ from pipeline.shuffle import (
     Buckets,
     Extent,
     SpillFile,
+    choose_buckets,
     divide_buckets,
     find_extents,
     join_spills,
@@ -32,6 +37,8 @@ from pipeline.shuffle.buckets import TEXT_BYTES_PER_BUCKET
 from pipeline.sources import list_splits, read_documents
 from pipeline.tally import BuildResult
 from pipeline.tokenizer import WordTokenizer
+
+_LENGTH = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,31 @@ class StepResults:
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each result as an engine sends it (pickled), by the name of the field."""
         return {name: len(pickle.dumps(getattr(self, name))) for name in self.__slots__}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Do each step once in FOLDER, for a build of TEXT_BYTES of text in SPLITS splits, and write StepResults, pickled,
+    to the file RESULTS."""
+    folder, results, num_splits, text_bytes = arguments
+    found = make_results(
+        read_texts(_choose_wikipedia()),
+        config=choose_config(),
+        buckets=buckets_of(int(text_bytes)),
+        split_bytes=int(text_bytes) // int(num_splits),
+        num_splits=int(num_splits),
+        folder=Path(folder),
+    )
+    Path(results).write_bytes(pickle.dumps(found))
+
+
+def choose_config() -> PipelineConfig:
+    """Return the settings of the build: those of bench.pipeline, with Wikipedia text alone."""
+    return bench_config(_choose_wikipedia(), vocabulary=None, max_seq_length=_LENGTH)
+
+
+def buckets_of(text_bytes: int) -> Buckets:
+    """Return the buckets of a build of so much text with nothing held out."""
+    return choose_buckets(text_bytes=text_bytes, shards="auto", validation_fraction=0.0)
 
 
 def make_results(
@@ -97,7 +129,11 @@ def make_results(
         # The other splits' files are stood for by this one, so that the piece has as much text as in the build.
         files = [replace(file, key=join.part)] * max(1, num_splits // join.parts)
         joined = join_spills(join, files=files, folder=spills, buckets=buckets, id_type=types)
-    extents = find_extents([joined or file], folder=spills, bucket=0)
+    known = joined or file
+    last = known.buckets.first + known.buckets.rows * known.buckets.width
+    extents = max(
+        (find_extents([known], folder=spills, bucket=bucket) for bucket in range(known.buckets.first, last)), key=len
+    )
 
     alone = Buckets(1, 0, 0.0)
     (file,) = spill(TEXT_BYTES_PER_BUCKET, alone).spills
@@ -127,3 +163,13 @@ def repeat_documents(items: Sequence[Document | Drop], *, num_bytes: int) -> Ite
                 yield replace(item, sentences=sentences, group=b"")
             else:
                 yield item
+
+
+def _choose_wikipedia() -> list[SourceConfig]:
+    return [source for source in choose_sources([]) if source.kind == "wikipedia"]
+
+
+if __name__ == "__main__":
+    from bench import step_results  # so that StepResults is pickled under the name that others know
+
+    step_results.main(sys.argv[1:])
