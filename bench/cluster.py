@@ -107,7 +107,7 @@ def simulate(
     processes: list[subprocess.Popen[bytes]] = []
     if not results.exists():
         words = [str(folder / "steps"), str(results.resolve()), str(splits), str(text_bytes)]
-        watch([sys.executable, "-m", "bench.step_results", *words])
+        watch([sys.executable, "-c", "from bench.step_results import main; main()", *words])
     sizes = pickle.loads(results.read_bytes()).sizes()
     print(", ".join(f"{name}: {number:,} B" for name, number in sizes.items()), flush=True)
     try:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -69,8 +70,9 @@ async def serve_workers(address: str, *, number: int, folder: str) -> None:
 def leave_out_work(packed: bytes) -> None:
     """Replace what the steps of a build do in this process by stub_steps(packed)."""
     from pipeline.build import graph
-    from pipeline.engines import local  # noqa: F401 (first, since it makes Beam quiet)
+    from pipeline.engines import dask_runner, local  # noqa: F401 (first, since it makes Beam quiet)
 
+    dask_runner.describe_code = cache(dask_runner.describe_code)  # a worker of a cluster calls it once a process
     stubs = {
         **stub_steps(packed),
         "WordTokenizer": SimpleNamespace(from_path=lambda *_, **__: None),

@@ -3,7 +3,8 @@
 Real text is taken as often as it needs to reach the size that each of them has in a large build; every copy of a
 document is another document. A simulation returns these results instead of working.
 
-Usage: python -m bench.step_results FOLDER RESULTS SPLITS TEXT_BYTES   (started by bench.cluster)
+Usage: python -c "from bench.step_results import main; main()" FOLDER RESULTS SPLITS TEXT_BYTES
+bench.cluster does this. With -m, the results would be pickled as objects of a module that no other process knows.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ class StepResults:
         return {name: len(pickle.dumps(getattr(self, name))) for name in self.__slots__}
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Do each step once in FOLDER, for a build of TEXT_BYTES of text in SPLITS splits, and write StepResults, pickled,
     to the file RESULTS."""
-    folder, results, num_splits, text_bytes = arguments
+    folder, results, num_splits, text_bytes = sys.argv[1:]
     found = make_results(
         read_texts(_choose_wikipedia()),
         config=choose_config(),
@@ -167,9 +168,3 @@ def repeat_documents(items: Sequence[Document | Drop], *, num_bytes: int) -> Ite
 
 def _choose_wikipedia() -> list[SourceConfig]:
     return [source for source in choose_sources([]) if source.kind == "wikipedia"]
-
-
-if __name__ == "__main__":
-    from bench import step_results  # so that StepResults is pickled under the name that others know
-
-    step_results.main(sys.argv[1:])
