@@ -27,8 +27,8 @@ _DOCUMENTS = 24
 """Of a shard, on average. A shard needs 8."""
 _FILES = 32
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-_COUNT_EVERY_S = 0.2
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+_COUNT_EVERY_S = _WATCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def measure_audit(shards: int, *, workers: int, folder: Path) -> Audited:
     counter.start()
     try:
         command = [sys.executable, "-m", "pipeline.audit", str(folder / "set"), "--workers", str(workers)]
-        cost = watch(command, environment={"TMPDIR": str(spill)})
+        cost = watch(command, environment={"TMPDIR": str(spill)}, watch_s=_WATCH_S)
     finally:
         ended.set()
         counter.join()
