@@ -92,7 +92,7 @@ def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]
     """Yield, for each part, one match for each document to leave out.
 
     Each of `parts` returns distinct matches, ordered by id; a document is in one part only. Each is called three times,
-    so that memory holds one part and about 30 bytes a match. Documents are visited from the best rank (most words, then the
+    so that memory holds one part and 30 bytes a match. Documents are visited from the best rank (most words, then the
     smaller id) down. A document is left out if it matches a document that stays, so nothing is dropped in favour of a
     document that is dropped as well. Documents are told apart by 64 bits of their ids: two of 20 million are taken for
     one with probability 1e-5.
