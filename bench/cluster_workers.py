@@ -35,7 +35,7 @@ _WORKER_SETTINGS = {
     "distributed.worker.use-file-locking": False,
 }
 """What Dask does in each worker all the time, done seldom: 50 measurements of delays a second, and two of the process,
-which list its open files. With 256 workers in a process, listing the files took 80% of its time."""
+which list its open files. With 256 workers in a process, even one a minute took up to 80% of its time."""
 
 
 def main(arguments: Sequence[str]) -> None:
