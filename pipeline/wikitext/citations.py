@@ -51,8 +51,8 @@ def wrapped(arguments: Arguments) -> str | None:
 
 
 def named_text(arguments: Arguments) -> str | None:
-    """Render the text of {{clarify|text=...}}, or "" without such an argument: other arguments of a mark of doubt in
-    the English Wikipedia are reasons and dates."""
+    """Render the text of {{clarify|text=...}}. Return "" if the template has no such argument. In the English
+    Wikipedia, the other arguments of a template that marks text as doubtful are reasons and dates."""
     return next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), "")
 
 
@@ -134,8 +134,9 @@ def verse(separator: str) -> Renderer:
 
 
 def english_verse(arguments: Arguments) -> str | None:
-    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", {{bibleverse|Matthew|5:3}} as "Matthew
-    5:3", and a label after the translation's name as the label."""
+    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", and {{bibleverse|Matthew|5:3}} as "Matthew
+    5:3". If an argument follows the name of the translation (KJV), this argument is a label, and only the label is
+    shown."""
     number, book, place, _, label = _parts_of_verse(arguments)
     if label and not label.isdecimal():
         return label

@@ -51,8 +51,8 @@ def hole_number(mark: str) -> int:
 
 
 def settle_marks(line: str) -> str:
-    """Return a line without those marks (characters in the place of a template) without which the line is still
-    complete. The other marks stand for missing words and stay. Return "" if the line has no words besides marks."""
+    """Return a line without the marks (characters in the place of a template) that it does not need to be complete.
+    Marks that stand for missing words stay. Return "" if the line has no words besides marks."""
     if GAP in line:
         line = _GAP_BETWEEN_SENTENCES.sub(" ", _GAP_BETWEEN_POINTS.sub("", line))
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")
@@ -187,7 +187,8 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis, is_glued: 
 
 def _names_languages(item: str) -> bool:
     """Return whether a part of a parenthesis has two to four words in lower case and nothing else. Beside a
-    pronunciation, such a part says of which language it is: "also in Italian" (in a language that writes it small)."""
+    pronunciation, such words name its language, like "also in Italian" in a wiki whose language writes "italian" small.
+    """
     parts = item.strip(_POINTS + " ").split()
     return 1 < len(parts) < 5 and all(part.isalpha() and part.islower() for part in parts)
 

@@ -1,8 +1,9 @@
-"""Takes comments and the tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) out of wikitext, first of all.
+"""Takes comments and the tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) out of wikitext, before other
+stages.
 
-MediaWiki's preprocessor does the same: from left to right, whichever begins first hides what is inside it. So a <!-- in
-a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in the page's length, because a
-search for a missing closing tag is made only once per tag name.
+The page is read from left to right, like in MediaWiki's preprocessor. Inside a comment or such a tag, no other one is
+looked for. So a <!-- in a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in the
+page's length, because a search for a missing closing tag is made only once per tag name.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
 
 
 def _show(name: str, attributes: str, content: str, *, hole: Callable[[str], str]) -> str:
-    """Return what stands for the tag `name` with its raw content in the text."""
+    """Return the text that replaces the tag `name` and its raw `content`: the content itself for <nowiki>, or else a
+    mark for missing text, a new line, or ""."""
     if name == "nowiki" or (name in ("syntaxhighlight", "source") and _SHOWN_IN_LINE.search(attributes)):
         return _MARK_OR_REFERENCE.sub(_make_inert, content) or EMPTY
     if name in _HOLES:

@@ -67,9 +67,9 @@ def wikitext_to_text(
     """Return the prose of the page whose wikitext is `markup`, one paragraph or list item per line, without headings,
     tables, references or files. `names` and `language` are those of the wiki, and `title` is the page's title.
 
-    `lists` says what becomes of list items, and `tail_sections` what becomes of sections like External links (None:
-    the same): "drop" leaves them out, "sentences" keeps those of their lines that are whole sentences.
-    Raises PageOverBudgetError if the page exceeds `budget`.
+    `lists` says what becomes of list items: "keep" keeps them, "drop" leaves them out, and "sentences" keeps only lines
+    that are whole sentences. `tail_sections` says the same for sections like External links. If it is None, `lists`
+    holds for these sections too. Raises PageOverBudgetError if the page exceeds `budget`.
     """
     check_budget(markup, budget=budget)
     page = TemplatePage(title=title, language=language, holes=[])
@@ -127,8 +127,8 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
-    starts, and `parts` is the content that was read so far, with inner brackets resolved. The parts from `own` on
-    follow an unclosed table, whose rows are gone already."""
+    starts, and `parts` is the content that was read so far, with inner brackets resolved. The parts from index `own` on
+    come after an unclosed inner table. They are not searched for rows of tables again."""
 
     __slots__ = ("kind", "own", "parts", "start")
 

@@ -69,10 +69,10 @@ def lower_digits(text: str) -> str:
 
 
 def resolve_tags(markup: str) -> str:
-    """Return the markup without the tags of HTML. Their content is kept, but that of tables, scripts and a few others
-    is removed. A BREAK (a new line) replaces the tags that end a line.
+    """Return the markup without the tags of HTML. Their content is kept, except that of tables, scripts and a few
+    others. A BREAK (a new line) replaces the tags that end a line.
 
-    Comments and the tags with raw content, which `remove_raw` takes out, must be gone.
+    `remove_raw` must have removed comments and the tags with raw content before.
     """
     if "<" not in markup:
         return markup
@@ -142,8 +142,9 @@ def _end_of(markup: str, name: str, position: int) -> int | None:
 
 
 def _end_of_rows(markup: str, position: int) -> int | None:
-    """Return where a table ends, if it or one in it has no </table>: with the next </table>, or with the line of the
-    last row before the next heading. Return None if there is neither."""
+    """Return the offset where a table ends if its </table>, or that of a table inside it, is missing. This is the end
+    of the next </table>. If a heading comes first, it is the end of the line that has the last row before the heading.
+    Return None if there is neither a </table> nor a row."""
     heading = markup.find("\n=", position)
     end = 0
     for found in _ROW.finditer(markup, position, len(markup) if heading < 0 else heading):
