@@ -41,8 +41,8 @@ _SO_ON = ("\u0442. \u0434", "\u0442. \u043f")
 _KHMER_END = re.compile(
     "(?<!\u17d4\u179b)[\u17d4\u17d5\u17da]+(?!\u179b\u17d4)[\u00bb\u201d\"')]*\\s*|(?:(?<=\u17d4\u179b)\u17d4|\u17d8)\\s+"
 )
-# Tibetan marks clauses and items of lists too: what has less than two dots between its syllables ends nothing.
-# The stroke is not written behind ka, ga and sha, where the space ends the clause.
+# In Tibetan, a stroke ends clauses and items of lists too. So a piece with less than two dots between its syllables is
+# not cut off. No stroke is written behind ka, ga and sha, where a space ends the clause.
 _TIBETAN_END = re.compile("(?:[\u0f0d-\u0f12\u0f14]\\s*)+|(?<=[\u0f40\u0f42\u0f64])\\s+")
 _TIBETAN_DOT = "\u0f0b"
 _QUOTES = {

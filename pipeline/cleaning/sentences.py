@@ -24,8 +24,8 @@ MAX_QUOTATION_MARKS = 2_000
 # characters).
 _LONGEST_WORDS = 200
 _FINE_CHARACTERS = 5_000
-# The time grows with the square of the number of full stops as well, by language (Italian: 1 s for 10,000). No text has
-# one in fewer than 16 characters over a long line; a line that has is cut into short pieces.
+# In some languages, the time grows with the square of the number of full stops as well (Italian: 1 s for 10,000). No
+# text has a full stop in every 16 characters of a long line. A line that has so many is cut into short pieces.
 _FEWEST_CHARACTERS = 16
 _DENSE_CHARACTERS = 1_000
 _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f()[]"

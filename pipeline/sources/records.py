@@ -135,7 +135,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     where = f" after byte {split.start}" if split.start else ""
     for number, line in read_lines(split):
         place = f"{split.path}, line {number}{where}"
-        # With index rows, every second line is a document: neighbours go to the same part.
+        # With index rows, only every second line is a document. Both lines of a pair belong to the same part.
         turn = (number + 1) // 2 if config.skip_without_text else number
         if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue

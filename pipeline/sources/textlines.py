@@ -2,7 +2,8 @@
 
 A line ends at \\n, \\r\\n, \\r, or \\r\\r\\n (in files that were converted twice). A split is a range of bytes and has
 the lines that start in it. A file that is compressed, or cannot be cut at a line, is divided into shares
-(documents.Split). Each share reads the whole file and takes some documents, so MOST_PARTS limits the number of shares.
+(documents.Split). Each share reads the whole file and takes some of the documents. Because of this cost, MOST_PARTS
+limits the number of shares.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def split_lines(
 
     `boundary(file, position)` returns the first offset from `position` on where the file may be cut. If `boundary` is
     None or the file is compressed, the file is divided into shares (each reads the whole file and takes some of the
-    documents). If `split_bytes` is given too, such a file stays one split.
+    documents). With `split_bytes`, such a file stays one split.
     """
     compression = compression_of(path)
     size = storage.size_of(path)

@@ -27,7 +27,7 @@ _VANISH = words(
 _BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre graph mapframe categorytree ")
 # Replaced by a hole (a mark for missing text), because a sentence is incomplete without their content.
 _HOLES = words("math chem ce hiero phonos ")
-# Without a closing tag their content goes on to the end of the page; other tags are then no tags.
+# If such a tag is never closed, its content extends to the end of the page. Any other unclosed tag is no tag.
 _TO_END = words("includeonly ")
 
 _NAMES = "|".join(sorted(_VANISH | _HOLES | {"nowiki"}, key=lambda name: (-len(name), name)))

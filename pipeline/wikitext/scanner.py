@@ -88,7 +88,7 @@ def wikitext_to_text(
     return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
 
 
-_TEMPLATE_LEFT_OUT = "unrendered_template"  # with its parenthesis, from a footnote's place, or from a line of its own
+_TEMPLATE_LEFT_OUT = "unrendered_template"  # removed with its parenthesis, from a footnote's place, or from its own line
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class PlainText:
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\n[ \t:]*\{\||\n[ \t]*\|\}(?!\})")
 _PARAMETER = re.compile(r"\{\{\{[^{}|]*+(?:\|([^{}]*+))?\}\}\}")
 _SIMPLE_LINK = re.compile(r"\[\[([^\[\]{}|:#<>_\n]++)(?:\|([^\[\]{}|\n]++))?\]\]")
-# Templates that stand for |}. The end of a table closed by another one is guessed (rest_of_table).
+# Templates that stand for |}. If another template closes a table, the table's end is guessed (rest_of_table).
 _ENDS_TABLE = re.compile(
     r"\s*(?:(?:s|tab|table|tabelle|tabella|tabla|tabela)?[ _-]?(?:end|ende)|end[ _-]?(?:tab|table)|"
     r"(?:fin|fim|fine)[ _-](?:tab|table|tableau|tabella|tabla|tabela)|\u043a\u043e\u043d\u0435\u0446)\s*(?:\||\Z)",
@@ -214,7 +214,7 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePag
     if frame.kind == _TEMPLATE and frame.parts:
         name, bar, _ = frame.parts[0].partition("\n")[0].partition("|")
         if _BOX.match(frame.parts[0]) or (bar and outer.last() in ("\n", BREAK)):
-            outer.parts.append("\n|=")  # its first line goes like a row of a table
+            outer.parts.append("\n|=")  # its first line is dropped like a row of a table
         elif bar:
             outer.parts.append(page.hole(name))
     own = frame.own

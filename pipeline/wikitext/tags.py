@@ -31,7 +31,7 @@ _VANISH = words("script style table figure video audio rt rp rtc ")
 _BLOCKS = words("table figure ")
 # These tags end a line.
 _LINES = words("br p div blockquote center poem ul ol dl hr tr td th tbody caption thead ")
-# Those of _LINES after which a list item goes on.
+# The tags of _LINES after which a list item goes on.
 _IN_ITEMS = words("br p div center ")
 _HEADINGS = words("h1 h2 h3 h4 h5 h6 ")
 # These tags begin an item of a list.
