@@ -334,8 +334,9 @@ def _begins_with_capital(text: str) -> bool:
 
 
 def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
-    """Return whether `head` ends with an ordinal, a number whose full stop ends no sentence, as in "19. Jahrhundert".
-    `token` is the number with its full stop, and `after` begins with the word after it, which has a capital."""
+    """Return whether `head` ends with an ordinal: a number with a full stop that ends no sentence, as in "19.
+    Jahrhundert". `token` is this number with its full stop. `after` is the text behind it, and begins with a capital.
+    """
     number = token[:-1].lstrip(OPENING)
     is_roman = _ROMAN.fullmatch(number) is not None
     if not is_roman and not (number.isdecimal() and len(number) <= 3):

@@ -35,8 +35,8 @@ def split_lines(
     index in the config.
 
     `boundary(file, position)` returns the first offset from `position` on where the file may be cut. If `boundary` is
-    None or the file is compressed, the file is divided into shares (each reads the whole file and takes some of the
-    documents). With `split_bytes`, such a file stays one split.
+    None or the file is compressed, the file cannot be cut. It is then divided into shares (each reads the whole file
+    and takes some of the documents), or stays one split if `split_bytes` is given.
     """
     compression = compression_of(path)
     size = storage.size_of(path)
@@ -141,5 +141,5 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 def _split(data: bytes) -> list[bytes]:
     """Return the lines of `data` with their line breaks. splitlines is used where possible, because it is eight times
-    as fast as _LINE. But it splits \\r\\r\\n into two line breaks, so data with \\r\\r\\n are split by _LINE."""
+    as fast as _LINE. But it takes \\r\\r\\n for two line breaks, so data with \\r\\r\\n are split by _LINE."""
     return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)

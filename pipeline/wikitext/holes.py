@@ -46,7 +46,8 @@ _PRONUNCIATION = words(
 
 
 def hole_number(mark: str) -> int:
-    """Return the index of a missing template in `TemplatePage.holes`, from the mark (MARK) that stands for it."""
+    """Return the number that is written in a mark (MARK). The mark stands for a missing template, and the number is the
+    template's index in `TemplatePage.holes`."""
     return int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in mark[1:]), 16)
 
 
@@ -101,9 +102,9 @@ class _Parenthesis:
         return last.isalnum() and last < "\u0e00"
 
     def introduces(self, opening: str) -> bool:
-        """Return whether the text so far introduces the pronunciation in the next parenthesis. It does if its last word
-        is one such as "pronounced". It also does before a bracket ([), unless the text ends with a title in bold or
-        italics, or with a parenthesis."""
+        """Return whether the text so far introduces the pronunciation in the next parenthesis, which begins with
+        `opening`. It does if its last word is one such as "pronounced". It also does if `opening` is [, unless the text
+        ends with a title in bold or italics, or with a parenthesis."""
         text = "".join(self.items[-1][-4:])[-60:].rstrip()
         last = _LAST_WORD.search(text)
         if last is not None and last.group(1).casefold() in _PRONUNCIATION:

@@ -88,7 +88,7 @@ def wikitext_to_text(
     return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
 
 
-_TEMPLATE_LEFT_OUT = "unrendered_template"  # removed with its parenthesis, from a footnote's place, or from its own line
+_TEMPLATE_LEFT_OUT = "unrendered_template"  # removed with its parenthesis, as a footnote, or with its own line
 
 
 @dataclass(frozen=True)
