@@ -132,8 +132,8 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
-    """Return the sentences, after joining neighbours between which sentencex wrongly saw the end of a sentence. No
-    character is changed."""
+    """Return the sentences, with neighbours joined where sentencex wrongly saw the end of a sentence. No character is
+    changed."""
     parts: list[str] = []
     before = ""
     for part in sentences:

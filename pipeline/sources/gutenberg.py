@@ -155,8 +155,8 @@ def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]
 
 
 def _follows_licence(stretch: _Stretch) -> bool:
-    """Return whether a stretch of lines follows a licence and may be a book. The header of another e-text is not a
-    book."""
+    """Return whether a stretch of lines follows a licence and may be a book. It is no book if it is the header of
+    another e-text."""
     is_after = stretch.opening is not None and stretch.opening.kind == "licence_end"
     return is_after and stretch.closing.kind != "start" and not stretch.letterheads
 

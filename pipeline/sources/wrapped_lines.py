@@ -1,8 +1,7 @@
 """Rejoins the hard-wrapped lines of a book into paragraphs, in any script. Pure.
 
-Whether lines are wrapped is first decided for the whole book, so that books with one paragraph per line stay unchanged.
-In a wrapped book this is decided again for each block between blank lines, so that verse, tables, lists and title pages
-keep their lines.
+First, the whole book is examined, and a book whose lines are not wrapped stays unchanged. In a wrapped book, each block
+between blank lines is then examined, so that verse, tables, lists and title pages keep their lines.
 """
 
 from __future__ import annotations

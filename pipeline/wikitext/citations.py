@@ -57,8 +57,8 @@ def named_text(arguments: Arguments) -> str | None:
 
 
 def doubted(arguments: Arguments) -> str | None:
-    """Render a template that marks its text as doubtful, such as {{cn|text}}, as the text. Return "" if the template
-    has no text, or has only a date.
+    """Return the text that a template such as {{cn|text}} marks as doubtful. Return "" if the template has no text, or
+    has only a date.
 
     Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
     """
