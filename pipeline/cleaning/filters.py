@@ -85,7 +85,8 @@ def beginning(document: Document) -> str:
     """Return the first EXCERPT_CHARACTERS + 1 characters of a document, or all if it has fewer, with one sentence per
     line.
 
-    An excerpt shows EXCERPT_CHARACTERS characters. The one character more tells `excerpt` that the document is longer.
+    An excerpt shows EXCERPT_CHARACTERS characters. The additional character tells `excerpt` that the document is
+    longer.
     """
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:

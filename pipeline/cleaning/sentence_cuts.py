@@ -1,8 +1,8 @@
 """Cuts sentences apart that the library sentencex left together. It looks in quotations, after years, and at the full
 stops of Khmer and Tibetan. Pure.
 
-Takes linear time. Only parts with a full stop before a space, a quotation or a bracket are searched. In Khmer and
-Tibetan, all parts are.
+Takes linear time. A part is searched only if it has a quotation, a bracket, or a full stop before a space. In Khmer and
+Tibetan, every part is searched.
 """
 
 from __future__ import annotations

@@ -303,8 +303,8 @@ def _is_quoting(after: str, rules: EndRules) -> bool:
 
 
 def _is_spelled(head: str, after: str, rules: EndRules) -> bool:
-    """Return whether `head` ends with a part of an Urdu abbreviation, which is written as names of letters with a full
-    stop after each. There must be another name of a letter before or after it."""
+    """Return whether `head` ends with the name of a letter in an Urdu abbreviation. Such an abbreviation consists of
+    names of letters with a full stop after each, so another name of a letter must stand before or after it."""
     names = head[-_LOOK_BACK:].replace(_URDU_STOP, _URDU_STOP + " ").split()
     if names[-1][:-1] not in rules.letters:
         return False
@@ -328,8 +328,8 @@ def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
 
 
 def _begins_with_capital(text: str) -> bool:
-    """Return whether the first letter of `text` is a capital. If it is, the text's sentences are taken to begin with
-    capitals."""
+    """Return whether the first letter of `text` is a capital. Then no sentence of this text is taken to begin with a
+    small letter."""
     return next((letter.isupper() for letter in text if letter.isalpha()), False)
 
 

@@ -179,8 +179,8 @@ def _pieces(line: str) -> Iterator[str]:
     """Yield the line in pieces that sentencex can split in a short time.
 
     A piece has at most MAX_LINE_CHARACTERS. If the line has many quotation marks (or other marks at which sentencex
-    stops although no sentence ends), the limit is _FINE_CHARACTERS. If more than one in 16 characters is . ! or ?, it
-    is _DENSE_CHARACTERS.
+    stops although no sentence ends), the limit is _FINE_CHARACTERS. If more than one in 16 characters is . ! or ?, the
+    limit is _DENSE_CHARACTERS.
 
     The line is cut before spaces. A word is cut only if it is longer than the limit. A line with very few spaces is cut
     at full stops first.

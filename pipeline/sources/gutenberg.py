@@ -105,8 +105,8 @@ class _Stretch(NamedTuple):
     """The lines between two marks (lines that Project Gutenberg added). `first` is the first line after the mark
     `opening`, which is None at the beginning of the file. The lines end before the mark `closing`.
 
-    `letterheads` are the numbers of those lines that are title lines of e-texts. `follows_book` tells whether a book
-    ended before these lines, without a letterhead since then.
+    `letterheads` has the numbers of the lines in between that are title lines of e-texts. `follows_book` tells whether
+    a book ended before the stretch, without a letterhead since then.
     """
 
     first: int

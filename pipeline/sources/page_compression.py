@@ -1,7 +1,7 @@
 """Decompresses the pages of Parquet files in pieces of about a megabyte.
 
-pyarrow decompresses raw Snappy only as a whole. But Snappy compresses every 64 KiB of text on their own, so a page can
-be cut between these blocks. The format: https://github.com/google/snappy/blob/main/format_description.txt
+pyarrow decompresses raw Snappy only as a whole. But Snappy compresses each block of 64 KiB of text separately, so a
+page can be cut between blocks. The format: https://github.com/google/snappy/blob/main/format_description.txt
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
 
 def rest_of_table(content: str) -> str:
     """Return the text that follows a table without a closing |}. `content` is everything after the table's start. The
-    text begins after the last row, or at the next heading."""
+    text begins where the last row ends, at the latest at the next heading."""
     lines = content.split("\n")
     end = next((number for number, line in enumerate(lines) if _HEADING.fullmatch(line)), len(lines))
     rows = [number for number, line in enumerate(lines[:end]) if _ROW.match(line)]

@@ -1,9 +1,9 @@
 """Takes comments and the tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) out of wikitext, before other
 stages.
 
-The page is read from left to right, like in MediaWiki's preprocessor. Inside a comment or such a tag, no other one is
-looked for. So a <!-- in a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in the
-page's length, because a search for a missing closing tag is made only once per tag name.
+The page is read from left to right, like in MediaWiki's preprocessor. Inside a comment or such a tag, no other comment
+or tag is looked for. So a <!-- in a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in
+the page's length, because a search for a missing closing tag is made only once per tag name.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _SHOWN_IN_LINE = re.compile(r"\binline\b", re.I)
 
 
 def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
-    """Return the markup without comments and without the tags whose content is raw.
+    """Return the markup without comments and without the tags whose content is raw (not parsed as wikitext).
 
-    A comment alone on its line is removed with the line; an unclosed comment extends to the end of the page.
-    The content of a <nowiki> stays, as characters without any effect on later stages. The content of the other tags is
+    A comment alone on its line is removed with the line; an unclosed comment extends to the end of the page. The
+    content of a <nowiki> stays, as characters without any effect on later stages. The content of the other tags is
     removed, or replaced by `hole(name)`, the mark for the missing content of the tag `name`.
     """
     if "<" not in markup:

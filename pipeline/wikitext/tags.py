@@ -72,7 +72,7 @@ def resolve_tags(markup: str) -> str:
     """Return the markup without the tags of HTML. Their content is kept, except that of tables, scripts and a few
     others. A BREAK (a new line) replaces the tags that end a line.
 
-    `remove_raw` must have removed comments and the tags with raw content before.
+    Comments and the tags with raw content must be removed first, by `remove_raw`.
     """
     if "<" not in markup:
         return markup
@@ -142,9 +142,9 @@ def _end_of(markup: str, name: str, position: int) -> int | None:
 
 
 def _end_of_rows(markup: str, position: int) -> int | None:
-    """Return the offset where a table ends if its </table>, or that of a table inside it, is missing. This is the end
-    of the next </table>. If a heading comes first, it is the end of the line that has the last row before the heading.
-    Return None if there is neither a </table> nor a row."""
+    """Return the offset at which a table probably ends. Its own </table>, or that of a table inside it, is missing. So
+    the table ends with the next </table>, or, if a heading comes first, with the line of the last row before the
+    heading. Return None if there is neither a </table> nor a row."""
     heading = markup.find("\n=", position)
     end = 0
     for found in _ROW.finditer(markup, position, len(markup) if heading < 0 else heading):
