@@ -145,11 +145,11 @@ def _join(lines: list[str]) -> str:
 
 
 def _is_unspaced(left: str, right: str, *, lines: list[str]) -> bool:
-    """Return whether the characters `left` and `right`, between which a line was broken, belong together without a
-    space.
+    """Return whether no space belongs between the characters `left` and `right`, which stand before and after a line
+    break.
 
-    If only one of the two is Chinese or Japanese, the writer's habit decides. There is no space if at least half of the
-    places in `lines` where such a character meets a Latin letter or digit have none.
+    If only one of the two is Chinese or Japanese, the writer's habit decides. It shows in `lines`, where such
+    characters meet Latin letters or digits. If at least half of these places have no space, no space belongs here.
     """
     if _UNSPACED.match(left) and _UNSPACED.match(right):
         return left not in _SPACED_AFTER

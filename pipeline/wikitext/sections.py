@@ -52,7 +52,8 @@ _AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
 def choose_blocks(
     blocks: Sequence[Block], *, language: str, lists: Treatment, tail_sections: Treatment
 ) -> tuple[list[str], list[LeftOut]]:
-    """Return the lines to keep of a page's blocks, without headings, and what was left out."""
+    """Return the lines to keep of a page's blocks, without headings, and a list of what was left out. `lists` says what
+    becomes of list items, and `tail_sections` what becomes of sections like External links."""
     tails = _tail_headings(blocks, language=language) if tail_sections != "keep" else frozenset()
     kept: list[str] = []
     left_out: list[LeftOut] = []
