@@ -26,9 +26,9 @@ _ODD, _MAY_COMPOSE, _ODD_SPACE = 1, 2, 4
 def _unit_flags() -> npt.NDArray[np.uint8]:
     """Return uint8[65536] with flags for each UTF-16 unit.
 
-    _ODD marks a character to remove or an unusual line break. _MAY_COMPOSE marks a character with which a text may
-    differ from its NFC. All surrogates have both flags, because they may be halves of such characters. _ODD_SPACE marks
-    white space other than the space and the line feed.
+    _ODD marks a character to remove or an unusual line break. _MAY_COMPOSE marks a character that form NFC may change.
+    All surrogates have these two flags, because they may be halves of such characters. _ODD_SPACE marks white space
+    other than the space and the line feed.
     """
     flags = np.zeros(1 << 16, np.uint8)
     for unit in range(1 << 16):
@@ -65,8 +65,8 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
 
 def normalize_and_look(text: str, *, keep_reserved: bool = False) -> tuple[str, bool]:
-    """Return what normalize_text returns, and whether single spaces and line feeds are known to be its only white
-    space."""
+    """Return (text, is_spaced). `text` is what normalize_text returns. `is_spaced` is True if this text is known to
+    have no white space other than single spaces and line feeds."""
     flags = _ODD | _MAY_COMPOSE | _ODD_SPACE
     if text.isascii():
         if _ODD_ASCII.search(text) is None:
@@ -82,8 +82,8 @@ def normalize_and_look(text: str, *, keep_reserved: bool = False) -> tuple[str, 
 
 
 def _look(text: str) -> int:
-    """Return the flags of all UTF-16 units of `text`, combined by "or". A flag that is not set is certain: no unit has
-    it."""
+    """Return the flags (see _unit_flags) of all UTF-16 units of `text`, combined by "or". If a flag is not set, no unit
+    of the text has it."""
     flags = 0
     for start in range(0, len(text), _LOOK_CHARACTERS):
         part = text[start : start + _LOOK_CHARACTERS].encode("utf-16-le", "surrogatepass")

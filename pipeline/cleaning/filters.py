@@ -85,7 +85,7 @@ def beginning(document: Document) -> str:
     """Return the first EXCERPT_CHARACTERS + 1 characters of a document, or all if it has fewer, with one sentence per
     line.
 
-    An excerpt shows EXCERPT_CHARACTERS characters. From the additional one, `excerpt` knows that the document is
+    An excerpt shows EXCERPT_CHARACTERS characters. The additional character tells `excerpt` that the document is
     longer.
     """
     begin = document.sentences[0]

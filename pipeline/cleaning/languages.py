@@ -47,8 +47,8 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Return the names of a language's scripts in Unicode, such as CYRILLIC. If the language is not in the tables, this
-    is only LATIN. `language` is a code such as ru."""
+    """Return the names of a language's scripts in Unicode, such as CYRILLIC. `language` is a code such as ru. For a
+    language that is not in the tables, return only LATIN."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:
             return _MIXED[code]

@@ -1,6 +1,8 @@
-"""Cuts at ends that sentencex leaves inside a sentence: in quotations, behind years, at Khmer and Tibetan marks. Pure.
+"""Cuts sentences apart that the library sentencex left together. It looks in quotations, after years, and at the full
+stops of Khmer and Tibetan. Pure.
 
-Linear in the text. A part without a full stop before a space, a quotation or a bracket is not looked at.
+Takes linear time. A part is searched only if it has a quotation, a bracket, or a full stop before a space. In Khmer and
+Tibetan, every part is searched.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ _SO_ON = ("\u0442. \u0434", "\u0442. \u043f")
 _KHMER_END = re.compile(
     "(?<!\u17d4\u179b)[\u17d4\u17d5\u17da]+(?!\u179b\u17d4)[\u00bb\u201d\"')]*\\s*|(?:(?<=\u17d4\u179b)\u17d4|\u17d8)\\s+"
 )
-# Tibetan marks clauses and items of lists too: what has less than two dots between its syllables ends nothing.
-# The stroke is not written behind ka, ga and sha, where the space ends the clause.
+# In Tibetan, a stroke ends clauses and items of lists too. So a piece with less than two dots between its syllables is
+# not cut off. No stroke is written behind ka, ga and sha, where a space ends the clause.
 _TIBETAN_END = re.compile("(?:[\u0f0d-\u0f12\u0f14]\\s*)+|(?<=[\u0f40\u0f42\u0f64])\\s+")
 _TIBETAN_DOT = "\u0f0b"
 _QUOTES = {
@@ -56,12 +58,13 @@ _NESTING = re.compile("[()\\[\\]\"'\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e]")
 
 
 def has_quotations(text: str) -> bool:
-    """Return whether a text has a quotation mark that may close a quotation. Quick."""
+    """Return whether a text has a mark that may close a quotation. This is a quick test."""
     return '"' in text or (not text.isascii() and any(mark in text for mark in _QUOTES))
 
 
 def may_hold_ends(part: str, rules: EndRules) -> bool:
-    """Return whether cut_more may find an end inside a part without a full stop and a space. Quick."""
+    """Return whether cut_more may find the end of a sentence inside `part`. This is a quick test for a part that has no
+    full stop before a space."""
     if rules.has_own_marks:
         return True
     if _QUOTATION_ENDS.isdisjoint(part[-3:]):
@@ -70,7 +73,7 @@ def may_hold_ends(part: str, rules: EndRules) -> bool:
 
 
 def cut_more(part: str, rules: EndRules) -> list[str]:
-    """Cut a sentence of sentencex at the ends that it left inside; usually there are none."""
+    """Return the sentences in `part`, which sentencex took for one sentence. Usually it is one."""
     if rules.has_own_marks:
         return _cut_at_marks(part, rules)
     close = part.find(".) ") + 3 if part[0] == "(" and rules.language not in WITH_PARTICLES else 0
@@ -87,7 +90,7 @@ def cut_more(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
-    """Cut at the full stops of Khmer or Tibetan, which sentencex does not know."""
+    """Return `part` cut at the full stops of Khmer or Tibetan, which sentencex does not know."""
     is_khmer = rules.script == "KHMER"
     cuts: list[str] = []
     start = 0
@@ -100,9 +103,10 @@ def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_quotation(part: str, rules: EndRules) -> list[str]:
-    """Cut the sentences of a quotation that ends `part`, or of a bracket that is all of it.
+    """Return `part` cut between the sentences of the quotation at its end, or of the bracket that is all of it. Return
+    [part] if it has no such quotation or bracket.
 
-    The sentence around them does not go on behind them, so theirs end as others do.
+    No text follows the quotation or bracket. So each sentence inside ends as in any other text.
     """
     close = len(part.rstrip(" .")) - 1
     openers = _QUOTES.get(part[close : close + 1])
@@ -123,7 +127,8 @@ def _cut_quotation(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_unquoted(part: str, rules: EndRules) -> list[str]:
-    """Cut outside quotations and brackets where the word before a full stop, or the word after it, tells an end."""
+    """Return `part` cut at full stops outside quotations and brackets. A full stop counts if the word before it or the
+    word after it shows that a sentence ends."""
     last = len(part) - 2
     at = part.find(". ", 0, last)
     cuts: list[str] = []
@@ -144,10 +149,8 @@ def _cut_unquoted(part: str, rules: EndRules) -> list[str]:
 
 
 def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *, start: int) -> bool:
-    """Return whether a sentence ends at the full stop at index `at` between `token` and the words `after`.
-
-    The sentence began at index `start`.
-    """
+    """Return whether a sentence ends at the full stop at index `at` of `part`. `token` is the word before the full
+    stop, `after` is the text after it, and `start` is the index where the sentence begins."""
     bare = token.strip(_AROUND)
     word = lowered(bare)
     if not word or word in rules.joins:
@@ -200,7 +203,8 @@ def _last_word(text: str, end: int) -> str:
 
 
 def _is_time(text: str, rules: EndRules) -> bool:
-    """Return whether `text`, which ends with a year, is likely to be the time with which a sentence begins."""
+    """Return whether `text`, which ends with a year, is probably only a time ("In May 1939"), so that the sentence goes
+    on."""
     words = text.split(" ", _LONG_PART)
     if len(words) > _LONG_PART:
         return False
@@ -209,7 +213,7 @@ def _is_time(text: str, rules: EndRules) -> bool:
 
 
 class _Nesting:
-    """Follows brackets and quotation marks through a text, once."""
+    """Tells whether brackets and quotations are open at places of a text. It reads the text only once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -217,7 +221,8 @@ class _Nesting:
         self._quotes: list[str] = []
 
     def is_outside(self, at: int) -> bool:
-        """Return whether no bracket or quotation is open at index `at`; indices must not decrease."""
+        """Return whether no bracket or quotation is open at index `at`. `at` must not be smaller than in the call
+        before."""
         for found in _NESTING.finditer(self._text, self._looked, at):
             self._take(found.group(), found.start())
         self._looked = at

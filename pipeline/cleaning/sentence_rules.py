@@ -1,7 +1,9 @@
-"""The words and habits that tell where sentences end, by language, and what of sentencex's cuts they join. Pure.
+"""Decides by the words and habits of each language whether a cut of the library sentencex is the end of a sentence.
+Pure.
 
-The words are in sentence_ends.tsv; sentence_cuts.py cuts what sentencex left together. Linear in the text.
-docs/sentence-ends.md has precision and recall on sentences marked by hand.
+If the sentence goes on, its parts are joined here. The cuts that sentencex missed are made in sentence_cuts.py. The
+words are in sentence_ends.tsv. Takes linear time. docs/sentence-ends.md has precision and recall on sentences marked by
+hand.
 """
 
 from __future__ import annotations
@@ -46,10 +48,12 @@ _PLAIN_MARKS = frozenset('!?"\u201d\u00bb')
 
 @dataclass(frozen=True, slots=True)
 class EndRules:
-    """The words and habits of one language that tell ends of sentences. Words are in lower case, without a last stop.
+    """The words and habits of one language that tell where sentences end. Words are in lower case, without the full
+    stop at their end.
 
-    A sentence never ends behind `joins`; it may end behind `may_end`, and does behind `closing` before a capital.
-    `letters` are names of letters, as initials are written in India. `starters` are words that often begin a sentence.
+    `joins`, `may_end` and `closing` are abbreviations. A sentence never ends after a word in `joins`. It may end after
+    a word in `may_end`. It ends after a word in `closing` (such as etc.) if a capital follows. `letters` are names of
+    letters, with which initials are written in India. `starters` are words that often begin a sentence.
     """
 
     language: str
@@ -59,30 +63,31 @@ class EndRules:
     letters: frozenset[str]
     starters: frozenset[str]
     words: frozenset[str]
-    """Words that sentencex takes for abbreviations, though a sentence ends behind them."""
+    """Words that sentencex wrongly takes for abbreviations. A sentence may end after them."""
     quoting: frozenset[str]
-    """Words behind a quotation that continue the sentence around it, in scripts without capitals."""
+    """Words that, after a quotation, continue the sentence in which the quotation stands. Used for scripts without
+    capitals."""
     habits: frozenset[str]
-    """`ordinals`: an ordinal is a number with a stop (19. Jahrhundert, II. Frigyes). `capital_nouns`: nouns have
-    capitals. `roman_first`: the language writes II. Frigyes, not Friedrich II.; `number_first` is the same for digits.
-    `digit_goes_on`: sentencex never cuts before a digit. `known_abbreviations`: sentencex knows the abbreviations.
-    `no_case`: letters have no case. `initials`: an initial of a name is one syllable. `date_goes_on`: the stop
-    of a word in `may_end` ends a sentence only before `starters`. `year_ends`: a year is followed by a letter with a
-    stop (1939 g.), behind which sentencex never cuts. `danda`: sentences end with a stroke, so that a stop behind a
-    short word is that of an abbreviation.
-    """
+    """Names of the habits that the language has. `ordinals`: an ordinal is a number with a full stop (19. Jahrhundert,
+    II. Frigyes). `capital_nouns`: nouns have capitals. `roman_first`: a Roman number stands before the name (II.
+    Frigyes), not after it (Friedrich II.). `number_first`: the same for numbers in digits. `digit_goes_on`: sentencex
+    never cuts before a digit. `known_abbreviations`: sentencex knows the abbreviations. `no_case`: letters have no
+    case. `initials`: an initial of a name is one syllable. `date_goes_on`: after a word in `may_end`, a sentence ends
+    only before `starters`. `year_ends`: a letter with a full stop follows a year (1939 g.), and sentencex never cuts
+    there. `danda`: sentences end with a stroke, so a full stop after a short word marks an abbreviation."""
     titles: frozenset[str]
-    """The words in `joins`, capitalised."""
+    """The words in `joins`, with a capital first letter."""
     long_words: frozenset[str]
-    """The last five letters of the words in `joins`, `may_end` and `closing` that have as many, in any case."""
+    """The last five letters of each word in `joins`, `may_end` and `closing`: in lower case, with a capital first
+    letter, and all in capitals."""
     plain_marks: frozenset[str]
-    """Marks behind which a sentence of more than ten characters has ended if sentencex cut at the space behind them
-    and no small letter follows."""
+    """Marks after which a cut of sentencex is certainly right. The mark and a space must end a part of more than ten
+    characters, and no small letter may follow."""
     plain_ends: tuple[str, ...]
-    """The same for longer ends, such as those of Korean verbs."""
+    """Longer ends of a part, such as those of Korean verbs, after which a cut of sentencex is certainly right."""
     script: str
     has_own_marks: bool
-    """sentencex does not know the full stops of the script."""
+    """True for Khmer and Tibetan, whose full stops sentencex does not know."""
 
     def starts(self, text: str) -> bool:
         """Whether `text` begins with a word that often begins a sentence."""
@@ -92,7 +97,8 @@ class EndRules:
 
 @cache
 def end_rules(language: str) -> EndRules:
-    """Return the rules of a language code as in Wikipedia's addresses; without words where the table has none."""
+    """Return the rules of a language. `language` is a code as in Wikipedia's addresses (en, zh-yue). If
+    sentence_ends.tsv does not have the language, its rules have no abbreviations."""
     code = language.partition("-")[0]
     words = _table().get(code, {})
     known = frozenset[str]().union(*(words.get(kind, ()) for kind in ("joins", "may_end", "closing")))
@@ -136,7 +142,9 @@ def _table() -> dict[str, dict[str, frozenset[str]]]:
 
 
 def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether a sentence certainly ends between two parts: a long word, a mark, a space and a capital. Quick."""
+    """Return whether a sentence certainly ends between the neighbouring parts `before` and `after`. It does if `before`
+    ends with a long word, a full stop and a space, and `after` begins with a capital. This is a quick test: False means
+    unknown."""
     tail = before[-7:]
     if tail[-1] != " " or tail[-2:-1] != ".":
         return False
@@ -146,7 +154,9 @@ def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
 
 
 def is_plain_mark(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether a sentence certainly ends between two parts: a word, a plain mark and a space. Quick."""
+    """Return whether a sentence certainly ends between the neighbouring parts `before` and `after`. It does if `before`
+    ends with a mark such as ! and a space, and `after` does not begin with a small letter, a digit or a dash. This is a
+    quick test: False means unknown."""
     if before[-1:] != " " or before[-2] not in rules.plain_marks:
         return False
     first = after[0]
@@ -156,17 +166,18 @@ def is_plain_mark(before: str, after: str, rules: EndRules) -> bool:
 
 
 def lowered(text: str) -> str:
-    """Return a text in lower case; the capital of a Turkish dotted i becomes a simple i."""
+    """Return a text in lower case. The Turkish capital I with a dot becomes a plain i."""
     return text.lower().replace("i\u0307", "i")
 
 
 def words_of_all(kind: str) -> frozenset[str]:
-    """Return the words of a kind that the table has for all languages."""
+    """Return the words that sentence_ends.tsv has for all languages. `kind` is the kind of words, such as "units"."""
     return _table()["*"][kind]
 
 
 def goes_on(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether `after` continues the sentence whose last part is `before`, where sentencex cut the two."""
+    """Return whether `after` continues the sentence at the end of `before`, so that sentencex was wrong to cut between
+    them."""
     head = before[-_LOOK_BACK:].rstrip()
     last, first = head[-1:], after[0]
     if first in _NEVER_FIRST or (first in "-\u2013" and after[1:2].isdigit()):
@@ -223,9 +234,10 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
 
 
 def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
-    """Return whether a word is one syllable of an Indian script that initials of names are written with.
+    """Return whether `word` is the initial of a name in an Indian script: one syllable, or several with full stops
+    between.
 
-    A short word is taken for an initial only behind another one.
+    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is one too.
     """
     if "initials" not in rules.habits or not all(map(_is_one_syllable, word.split("."))):
         return False
@@ -237,7 +249,8 @@ def _is_one_syllable(word: str) -> bool:
 
 
 def _count_letters(word: str) -> int:
-    """Count the letters of an Indian word, joined consonants once."""
+    """Return the number of letters in a word of an Indian script, without vowel signs. Joined consonants count as one
+    letter."""
     pairs = zip(" " + word, word, strict=False)
     return sum(
         unicodedata.category(letter) == "Lo" and unicodedata.combining(before) != _VIRAMA for before, letter in pairs
@@ -245,7 +258,8 @@ def _count_letters(word: str) -> int:
 
 
 def _is_short_word(word: str, text: str, rules: EndRules) -> bool:
-    """Return whether the stop of a word is that of an abbreviation, in a text that ends its sentences with a stroke."""
+    """Return whether `word` is so short that the full stop after it marks an abbreviation. This is possible only in
+    languages whose sentences end with another mark, such as a stroke. `text` is the text around the word."""
     if rules.script in _LONG_WORDED and len(word) <= _SHORT_WORD:
         return True
     if "danda" not in rules.habits or word in rules.starters:
@@ -254,9 +268,10 @@ def _is_short_word(word: str, text: str, rules: EndRules) -> bool:
 
 
 def _is_initial(plain: str, previous: str, after: str, rules: EndRules) -> bool:
-    """Return whether a word is an initial of the name that begins `after`, such as G., J.-B. and C.S.
+    """Return whether the word `plain` is an initial (G., J.-B. or C.S.) of the name that begins `after`.
 
-    `previous` is the word before it. Single letters also count, number and name things: vitamin C, 5 V, Karl I.
+    A single letter may also be something else, as in vitamin C, 5 V or Karl I. The word before it, `previous`, shows
+    this.
     """
     if _INITIALS.fullmatch(plain) is None:
         return False
@@ -272,24 +287,24 @@ def _is_initial(plain: str, previous: str, after: str, rules: EndRules) -> bool:
 
 
 def _is_counted_name(number: str, previous: str, after: str, rules: EndRules) -> bool:
-    """Return whether a German name with a number, such as 1. FC Union or Strasse des 17. Juni, goes on in `after`.
-
-    `previous` is the word before the number.
-    """
+    """Return whether `number` and its full stop belong to a German name that continues in `after`. Examples are 1. FC
+    Union and Strasse des 17. Juni. `previous` is the word before the number."""
     if _COUNTED_NAME.match(after) is not None:
         return len(number) == 1
     return previous == "des" and rules.language not in ("fr", "ca", "oc") and after[0].isupper()
 
 
 def _is_quoting(after: str, rules: EndRules) -> bool:
-    """Return whether `after` begins with a word that continues the sentence around a quotation."""
+    """Return whether `after`, the text behind a quotation, begins with a word (such as "said") that continues the
+    sentence in which the quotation stands."""
     if rules.script == "MYANMAR":
         return after.startswith(tuple(rules.quoting))
     return after.split(" ", 1)[0].rstrip(",.\u0964\u060c\u06d4") in rules.quoting
 
 
 def _is_spelled(head: str, after: str, rules: EndRules) -> bool:
-    """Return whether a name of a letter that ends `head` stands beside another one, as in Urdu abbreviations."""
+    """Return whether `head` ends with the name of a letter in an Urdu abbreviation. Such an abbreviation consists of
+    names of letters with a full stop after each, so another name of a letter must stand before or after it."""
     names = head[-_LOOK_BACK:].replace(_URDU_STOP, _URDU_STOP + " ").split()
     if names[-1][:-1] not in rules.letters:
         return False
@@ -300,7 +315,8 @@ def _is_spelled(head: str, after: str, rules: EndRules) -> bool:
 
 
 def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
-    """Return whether a small letter behind the word `plain` and its full stop continues the sentence."""
+    """Return whether the sentence goes on after the word `plain`, a full stop and a small letter. `before` is the text
+    up to this full stop."""
     if plain[-1:].isdigit():
         return True
     if "ordinals" in rules.habits and _ROMAN.fullmatch(plain) is not None:
@@ -312,12 +328,15 @@ def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
 
 
 def _begins_with_capital(text: str) -> bool:
-    """Return whether the first letter is a capital: a small letter then begins no sentence of the text."""
+    """Return whether the first letter of `text` is a capital. Then no sentence of this text is taken to begin with a
+    small letter."""
     return next((letter.isupper() for letter in text if letter.isalpha()), False)
 
 
 def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
-    """Return whether the number that ends `head` counts the capital word that begins `after`."""
+    """Return whether `head` ends with an ordinal: a number with a full stop that ends no sentence, as in "19.
+    Jahrhundert". `token` is this number with its full stop. `after` is the text behind it, and begins with a capital.
+    """
     number = token[:-1].lstrip(OPENING)
     is_roman = _ROMAN.fullmatch(number) is not None
     if not is_roman and not (number.isdecimal() and len(number) <= 3):
@@ -344,7 +363,7 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
 
 
 def mend_parts(parts: list[str], rules: EndRules) -> list[str]:
-    """Join the parts of a line that continue one another."""
+    """Return the parts of a line, with neighbours joined if sentencex wrongly cut a sentence between them."""
     if len(parts) == 1:
         return parts
     joined: list[str] = []

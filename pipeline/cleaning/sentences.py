@@ -24,8 +24,8 @@ MAX_QUOTATION_MARKS = 2_000
 # characters).
 _LONGEST_WORDS = 200
 _FINE_CHARACTERS = 5_000
-# The time grows with the square of the number of full stops as well, by language (Italian: 1 s for 10,000). No text has
-# one in fewer than 16 characters over a long line; a line that has is cut into short pieces.
+# In some languages, the time grows with the square of the number of full stops as well (Italian: 1 s for 10,000). No
+# text has a full stop in every 16 characters of a long line. A line that has so many is cut into short pieces.
 _FEWEST_CHARACTERS = 16
 _DENSE_CHARACTERS = 1_000
 _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f()[]"
@@ -114,7 +114,7 @@ _HALF_STOPS = "\u104a\u2024"
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences, cut further: a Chinese or Japanese full stop ends a sentence also if a digit follows it,
+    """Yield the sentences, after more cuts. A Chinese or Japanese full stop ends a sentence even if a digit follows it,
     unless a bracket is open there.
 
     Takes linear time.
@@ -132,8 +132,8 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
-    """Return the sentences, after joining neighbours between which sentencex wrongly saw the end of a sentence. No
-    character is changed."""
+    """Return the sentences, with neighbours joined where sentencex wrongly saw the end of a sentence. No character is
+    changed."""
     parts: list[str] = []
     before = ""
     for part in sentences:
@@ -153,7 +153,7 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
 
 
 def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
-    """Whether `after`, the text that follows `before`, continues the last sentence of `before`. If so, the two must be
+    """Return whether `after` continues the last sentence of `before`, so that the two neighbouring parts must be
     joined."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
@@ -176,8 +176,11 @@ def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield the line in pieces of at most MAX_LINE_CHARACTERS, or of at most _FINE_CHARACTERS if the line has many
-    quotation marks or other marks at which sentencex stops, or of _DENSE_CHARACTERS if most of it is stops.
+    """Yield the line in pieces that sentencex can split in a short time.
+
+    A piece has at most MAX_LINE_CHARACTERS. If the line has many quotation marks (or other marks at which sentencex
+    stops although no sentence ends), the limit is _FINE_CHARACTERS. If more than one in 16 characters is . ! or ?, the
+    limit is _DENSE_CHARACTERS.
 
     The line is cut before spaces. A word is cut only if it is longer than the limit. A line with very few spaces is cut
     at full stops first.

@@ -147,7 +147,7 @@ class _Window:
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Drop from memory what is before bit `bit` of the file: the bytes, and the marks (starts of blocks, ends of
+        """Free the memory of what is before bit `bit` of the file: the bytes, and the marks (starts of blocks, ends of
         streams)."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]

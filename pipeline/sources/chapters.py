@@ -71,12 +71,12 @@ _FEWEST_NUMERALS = 3
 
 
 def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
-    """Return the chapters. Each chapter is the list of its paragraphs, headings included. A book without chapters gives
-    one list.
+    """Return the chapters of a book. Each chapter is the list of its paragraphs, headings included. A book without
+    chapters gives one list.
 
-    Text before the first heading begins the first chapter. Numerals (I, II, III alone on a line or before a title; 1,
-    2, 3 alone) are headings if there are fewer than two other headings and at least three numerals that count up from
-    one.
+    Text before the first heading begins the first chapter. Numerals alone on a line (I, II, III or 1, 2, 3) and Roman
+    numerals before a title may be headings too. They are headings if at least three of them count up from one, and if
+    the book has fewer than two other headings.
     """
     starts = [index for index, text in enumerate(paragraphs) if is_heading(text)]
     if len(starts) < 2:
@@ -118,8 +118,9 @@ def is_heading(text: str) -> bool:
 
 
 def _numerals(paragraphs: Sequence[str]) -> list[int]:
-    """Return the indices of the paragraphs that are a heading with a numeral, alone or before a title. The numerals
-    must count up from one, and may start again in each part of the book. Return [] if there are fewer than three."""
+    """Return the indices of the paragraphs that are a heading with a numeral. The numeral stands alone or before a
+    title. The numerals must count up from one, and may start again in each part of the book. Return [] if there are
+    fewer than three."""
     found = [
         (index, _value(match[1]))
         for index, text in enumerate(paragraphs)

@@ -15,9 +15,9 @@ from xml.parsers import expat
 
 @dataclass
 class Page:
-    """One page with the text of its newest revision. `num_characters` is the length of that text. If it was too long,
-    `over_budget` is True and `text` is empty. `namespace` is None and `model` (the content model) is "" if the dump
-    does not give them."""
+    """One page with the text of its newest revision. `num_characters` is the length of this text. If the text was too
+    long, `over_budget` is True and `text` is empty. `namespace` is None and `model` (the content model) is "" if the
+    dump does not give them."""
 
     title: str = ""
     namespace: int | None = None

@@ -15,7 +15,7 @@ RUN_CHARACTERS = 2_000_000
 
 
 def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
-    """Yield the items of one book. All documents get one group, the id of the first."""
+    """Yield the items of one book. Every document gets the same group, which is the id of the first document."""
     group = b""
     for item in items:
         if isinstance(item, Document):
@@ -26,10 +26,11 @@ def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
 
 
 class Stretches:
-    """Groups documents that were cut from a longer text every few lines, without knowing where its books end.
+    """Groups the documents of a long text that is cut every few lines, if nothing tells where its books end.
 
-    A run of neighbouring documents is a group: it is named by the text of its first document. Every line of the file
-    must be counted, so that all shares of a file (documents.Split) give the same groups.
+    A group consists of neighbouring documents with about RUN_CHARACTERS in all. It is named by the text of its first
+    document. Each share of a file (documents.Split) must add every line of the file, so that all shares give the same
+    groups.
     """
 
     def __init__(self) -> None:

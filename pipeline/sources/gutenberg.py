@@ -1,4 +1,7 @@
-"""Cuts what Project Gutenberg added from a file of one or several e-texts, and returns the books' paragraphs. Pure."""
+"""Finds the books in a file of one or several e-texts of Project Gutenberg, and returns their paragraphs. Pure.
+
+The text that Project Gutenberg added (header, licence, small print) is left out.
+"""
 
 from __future__ import annotations
 
@@ -91,16 +94,19 @@ def _list_paragraphs(lines: list[str]) -> list[str]:
 
 
 class _Mark(NamedTuple):
-    """A line that Project Gutenberg added. `kind` is a key of _KINDS, "letterhead", or "last" after the last line."""
+    """A line that Project Gutenberg added, such as the beginning of its licence. `kind` is a key of _KINDS, or
+    "letterhead" (the title line of an e-text). A mark of kind "last" stands after the file's last line."""
 
     line: int
     kind: str
 
 
 class _Stretch(NamedTuple):
-    """The lines from `first` up to the mark `closing`, after the mark `opening` (None at the beginning of the file).
+    """The lines between two marks (lines that Project Gutenberg added). `first` is the first line after the mark
+    `opening`, which is None at the beginning of the file. The lines end before the mark `closing`.
 
-    `follows_book` tells whether a book ended before, without a letterhead since then.
+    `letterheads` has the numbers of the lines in between that are title lines of e-texts. `follows_book` tells whether
+    a book ended before the stretch, without a letterhead since then.
     """
 
     first: int
@@ -111,17 +117,17 @@ class _Stretch(NamedTuple):
 
 
 def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]:
-    """Return the lines of each book of a file.
+    """Return the lines of each book of a file, without what Project Gutenberg added.
 
-    A book follows a start mark or the end of small print. It ends at the next mark, or at the letterhead of the next
-    e-text. If the licence stands directly after the start mark, the book follows the licence. A short stretch before a
-    longer one is front matter (a title between small print and start mark). Text outside of all that Project Gutenberg
-    added is a book too, from _FEWEST_LINES on.
+    A book follows a start mark or the end of small print. It ends at the next mark, or at the letterhead (title line)
+    of the next e-text. If the licence stands directly after the start mark, the book follows the licence. A short text
+    before a longer one, such as a title between small print and start mark, is front matter and is left out. A text
+    outside of all e-texts is a book too if it has at least _FEWEST_LINES.
     """
     books: list[list[str]] = []
     has_start = any(mark.kind in ("start", "print_end") for mark in marks)
     stretches = list(_list_stretches(lines, marks=marks)) if has_start else []
-    is_missing = True  # neither the file nor the last start mark had a book yet
+    is_missing = True  # no book was found yet, or none after the last start mark
     for number, stretch in enumerate(stretches):
         opening, rest = stretch.opening, stretches[number + 1 : number + 3]
         part = lines[stretch.first : stretch.closing.line]
@@ -149,7 +155,8 @@ def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]
 
 
 def _follows_licence(stretch: _Stretch) -> bool:
-    """Return whether a stretch between a licence and the next mark may be a book, not the header of another e-text."""
+    """Return whether a stretch of lines follows a licence and may be a book. It is no book if it is the header of
+    another e-text."""
     is_after = stretch.opening is not None and stretch.opening.kind == "licence_end"
     return is_after and stretch.closing.kind != "start" and not stretch.letterheads
 
@@ -167,8 +174,8 @@ def _lines_with(text: str, *, words: tuple[str, ...]) -> list[int]:
 
 
 def _find_marks(lines: list[str], *, among: list[int]) -> list[_Mark]:
-    """Return the marks among some lines, in order. A letterhead without the title counts only at the beginning of a
-    paragraph."""
+    """Return the marks (lines that Project Gutenberg added) among the lines with the numbers `among`, in order. A
+    letterhead (title line of an e-text) that does not name the work counts only at the beginning of a paragraph."""
     found = []
     for number in among:
         line = lines[number]
@@ -196,10 +203,12 @@ def _list_stretches(lines: list[str], *, marks: list[_Mark]) -> Iterator[_Stretc
 
 
 def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
-    """Return the books of a stretch: one, or several if e-texts without end marks follow one another.
+    """Return the books of a stretch, which is the text between two marks of Project Gutenberg. It has several books if
+    e-texts without end marks follow one another.
 
-    A letterhead after some text begins another e-text. If the stretch ends with the header of an e-text, that header
-    is cut: it begins with a letterhead, and speaks of Project Gutenberg again or names the file.
+    A letterhead (title line of an e-text) after some text begins the next book. If the stretch ends with the header of
+    another e-text, this header is left out. Such a header begins with a letterhead, and mentions Project Gutenberg
+    again or names the file.
     """
     start, stop = stretch.first, stretch.closing.line
     books = []
@@ -217,7 +226,8 @@ def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
 
 
 def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], rest: list[_Stretch]) -> bool:
-    """Return whether a stretch after a start mark or small print is no book. `rest` has the stretches after it."""
+    """Return whether `book`, the text of a stretch, is empty or only front matter, such as a title. `rest` has the
+    stretches that follow."""
     assert stretch.opening is not None
     size = _count_lines(book)
     if size == 0 or size >= _FEWEST_LINES:
@@ -229,7 +239,7 @@ def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], re
         "print_end",
     )
     if not opens_again or (stretch.letterheads and stretch.letterheads[-1] >= stretch.first + len(book)):
-        return False  # an end, or the header of another e-text
+        return False  # an end or the header of another e-text follows
     # The next mark begins the book, or begins small print that stands before it.
     following = rest[1:2] if stretch.closing.kind == "print" else rest[:1]
     return any(
@@ -238,8 +248,8 @@ def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], re
 
 
 def _find_unmarked(lines: list[str]) -> list[list[str]]:
-    """Return the texts between the paragraphs that speak of Project Gutenberg, if they are long enough. At the
-    beginning and at the end they need _FEWEST_LINES, elsewhere four times as many."""
+    """Return the texts between the paragraphs that mention Project Gutenberg. Short texts are left out: the first and
+    the last text of the file need _FEWEST_LINES, the others four times as many."""
     places = [number for number, line in enumerate(lines) if _OF_GUTENBERG.search(line)]
     bounds = [-1, *places, len(lines)]
     found = []
@@ -260,8 +270,8 @@ def _count_lines(lines: list[str]) -> int:
 
 
 def _find_early_texts(lines: list[str], marks: list[_Mark]) -> Iterator[tuple[int, int]]:
-    """Yield the first line and the end of each e-text of a file without start marks. The next one begins at the first
-    letterhead after an end mark."""
+    """Yield (first line, end) of each e-text in a file without start marks. The first letterhead (title line of an
+    e-text) after an end mark begins another e-text."""
     start, ended = 0, False
     for mark in marks:
         if mark.kind == "letterhead" and ended:
@@ -272,11 +282,12 @@ def _find_early_texts(lines: list[str], marks: list[_Mark]) -> Iterator[tuple[in
 
 
 def _cut_early_text(lines: list[str], start: int, stop: int, *, marks: list[_Mark]) -> list[str]:
-    """Return the lines from `start` to `stop`, an e-text without a start mark, without its letterhead and what follows
-    its end mark. That mark counts in the last fifth of the lines, or if much about Project Gutenberg follows, or if it
-    begins small print whose end is marked too.
+    """Return the lines from `start` to `stop`, which are an e-text without a start mark. The letterhead (title line)
+    and what follows the end mark are left out.
 
-    If nothing but a header stands before the licence, the text follows the licence.
+    A mark counts as the end mark in three cases. It is in the last fifth of the lines, or at least three lines after it
+    mention Project Gutenberg, or it begins small print whose end is marked too. If nothing but a header stands before
+    the licence, the text after the licence is returned.
     """
     own = [mark for mark in marks if start <= mark.line < stop and mark.kind != "letterhead"]
     licence_end = next((mark.line for mark in own if mark.kind == "licence_end"), None)
@@ -292,14 +303,16 @@ def _cut_early_text(lines: list[str], start: int, stop: int, *, marks: list[_Mar
 
 
 def _cut_letterhead(lines: list[str]) -> list[str]:
-    """Return the lines without a leading letterhead and what belongs to it."""
+    """Return the lines without a letterhead (title line of an e-text) at the beginning. The credits and the fields of
+    the header after it are left out too."""
     first = next((line for line in lines if line), "")
     return _cut_credits(lines) if _LETTERHEAD.match(first) else lines
 
 
 def _cut_credits(lines: list[str]) -> list[str]:
-    """Return the lines without a leading letterhead and credits: up to four paragraphs that name the e-text or say who
-    typed it, and after a letterhead the fields of its header."""
+    """Return the lines without a letterhead (title line of an e-text) and credits at the beginning. These are up to
+    four paragraphs that name the e-text or say who typed it. After a letterhead, the fields of the header (title,
+    author, date) are left out too."""
     kept = lines
     has_letterhead = False
     for _ in range(4):
@@ -314,8 +327,8 @@ def _cut_credits(lines: list[str]) -> list[str]:
 
 
 def _cut_header_fields(lines: list[str]) -> list[str]:
-    """Return the lines without leading paragraphs that speak of Project Gutenberg, or give the title, the author, the
-    date and the like."""
+    """Return the lines without paragraphs at the beginning that mention Project Gutenberg, or give the title, the
+    author, the date and the like."""
     while (first := next((index for index, line in enumerate(lines) if line), None)) is not None:
         rest = _after_paragraph(lines, first)
         paragraph = lines[first : len(lines) - len(rest)]

@@ -208,8 +208,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
-    """Return the paths whose suffix fits the source's kind. If some paths fit and some do not, warn about those that do
-    not."""
+    """Return the paths whose suffix fits the source's kind. If only some paths fit, warn about the others."""
     taken: list[Path] = []
     other: list[Path] = []
     for path in paths:

@@ -1,7 +1,7 @@
 """Reads every text of a file of almost any form: JSON, tables, a token per line, Parquet, plain text, archives.
 
-For texts that are only searched for, such as evaluation sets: all texts of a file count, and their order and names do
-not matter.
+The files are, for example, evaluation sets. Their texts are only compared with the corpus, so the order and the names
+of the texts do not matter.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _is_line(text: str) -> bool:
 
 
 def _list_json(text: str, *, name: str) -> list[str]:
-    """Return the strings of JSON values in a file with any name, or nothing if it is another kind of file."""
+    """Return the strings of the JSON values in `text`, or [] if it is not JSON. The file's suffix does not matter."""
     try:
         return list(_read_json(text, name=name))
     except ValueError:
@@ -139,8 +139,9 @@ def _read_parquet(path: str) -> Iterator[str]:
 
 
 def _read_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the fields of a table, the sentences of a file with a token per line, or a plain text: whole, and its short
-    lines, which may be texts of their own (such as a question in each line)."""
+    """Yield the texts of a file of lines, by what the lines look like. A table gives its fields. A file with a token
+    per line gives its sentences. Any other file gives its short lines, since each may be a text of its own, such as a
+    question. A file that is no table also gives its whole text."""
     filled = [line for line in lines if line.strip() and not line.startswith("# ")]
     tabs = sum("\t" in line for line in filled)
     if filled and tabs >= _MOST * len(filled):
@@ -158,8 +159,9 @@ def _read_lines(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _join_tokens(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the sentences of rows with one token each. Empty rows end sentences. The tokens are in the column with the
-    most distinct values; nothing is yielded if that column has spaces."""
+    """Yield the sentences of a table that has one token in each row. An empty row ends a sentence. The column with the
+    most distinct values is taken for the tokens. If many values in this column have spaces, it has no tokens, and
+    nothing is yielded."""
     rows = list(rows)
     filled = [row for row in rows if len(row) > 1]
     width = max(map(len, filled), default=0)

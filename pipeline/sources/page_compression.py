@@ -1,7 +1,7 @@
 """Decompresses the pages of Parquet files in pieces of about a megabyte.
 
-pyarrow decompresses raw Snappy only in one go. But Snappy compresses blocks of 64 KiB of text on their own, so a page
-is cut between blocks: https://github.com/google/snappy/blob/main/format_description.txt
+pyarrow decompresses raw Snappy only as a whole. But Snappy compresses each block of 64 KiB of text separately, so a
+page can be cut between blocks. The format: https://github.com/google/snappy/blob/main/format_description.txt
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class PageError(ValueError):
 
 
 class UnreadableFormatError(Exception):
-    """A page has a form that only pyarrow reads here. The values before it were yielded."""
+    """A page has a form that pyarrow can read, but the code here cannot. The values before this page were yielded."""
 
 
 def expand(raw: IO[bytes] | io.RawIOBase, *, codec: str, size: int) -> Iterator[bytes]:
-    """Yield the decompressed content of a page, of `size` bytes, in pieces."""
+    """Yield the decompressed content of a page in pieces. `raw` has the compressed bytes, and `size` is the size of the
+    content."""
     if codec == "SNAPPY":
         yield from _expand_snappy(raw, size=size)
     elif codec == "UNCOMPRESSED":
@@ -40,8 +41,9 @@ def expand(raw: IO[bytes] | io.RawIOBase, *, codec: str, size: int) -> Iterator[
 
 
 def _list_snappy_steps() -> tuple[list[int], list[int]]:
-    """Return for each first byte of a Snappy element the bytes of the element (0: it has a long literal) and the bytes
-    of text that it stands for."""
+    """Return two tables about the elements of Snappy data, both indexed by the element's first byte. The first table
+    has the element's size, or 0 for a long literal, whose size follows the first byte. The second has the number of
+    bytes of text for which the element stands."""
     steps, lengths = [], []
     for tag in range(256):
         size = (tag >> 2) + 1
@@ -58,8 +60,8 @@ _STEPS, _LENGTHS = _list_snappy_steps()
 
 
 def _expand_snappy(raw: IO[bytes] | io.RawIOBase, *, size: int) -> Iterator[bytes]:
-    """Yield the content of a page that is one stretch of raw Snappy. Raises UnreadableFormatError if it does not
-    consist of blocks."""
+    """Yield the content of a page in raw Snappy. `size` is the size of the content. Raises UnreadableFormatError if the
+    page cannot be cut into blocks that decompress on their own."""
     codec = pa.Codec("snappy")
     prefix = read_varint(raw)
     if prefix != size:
@@ -104,7 +106,7 @@ def _expand_blocks(codec: pa.Codec, data: bytes, *, length: int) -> Iterator[byt
     try:
         yield codec.decompress(prefix + bytes([rest]) + data, length, asbytes=True)
     except pa.ArrowException as error:
-        raise UnreadableFormatError from error  # a block that refers to an earlier one, or damage: pyarrow decides
+        raise UnreadableFormatError from error  # the block needs an earlier block, or is damaged: pyarrow decides
 
 
 def take_byte(stream: IO[bytes] | io.RawIOBase) -> int:
@@ -116,7 +118,7 @@ def take_byte(stream: IO[bytes] | io.RawIOBase) -> int:
 
 
 def read_varint(stream: IO[bytes] | io.RawIOBase) -> int:
-    """Return the next number of a stream, which has 7 bits in each byte, the lowest first."""
+    """Return the next number of a stream, which is stored as a varint: 7 bits in each byte, the lowest first."""
     value = shift = 0
     while True:
         byte = take_byte(stream)

@@ -1,8 +1,8 @@
 """Reads the text column of a large Parquet row group value by value, in memory that does not grow with the group.
 
-pyarrow holds a whole page and a whole dictionary, each up to three times. Its writer puts up to 1,024 rows into one
-page, so a row group of 1,000 novels (616 MB) takes 3.5 GiB. Here a page is decompressed in pieces of about a megabyte,
-and a large dictionary lies in a temporary file: 60 MB of memory in all.
+pyarrow keeps up to three copies of a whole page and of a whole dictionary in memory. Its writer puts up to 1,024 rows
+into one page, so a row group of 1,000 novels (616 MB) takes 3.5 GiB. Here a page is decompressed in pieces of about a
+megabyte, and a large dictionary lies in a temporary file: 60 MB of memory in all.
 
 The format: https://parquet.apache.org/docs/file-format
 """
@@ -52,8 +52,8 @@ def can_read(chunk: Any, column: Any) -> bool:
 def read_values(path: str, *, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
     """Yield the value of every row of a column chunk, or None for null.
 
-    Raises PageError if the chunk is damaged or a page does not have its checksum, and UnreadableFormatError before a
-    page that only pyarrow reads.
+    Raises PageError if the chunk is damaged or a page does not match its checksum. Raises UnreadableFormatError at a
+    page that only pyarrow can read.
     """
     offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
     start = min((offset for offset in offsets if offset), default=0)
@@ -92,7 +92,8 @@ def _read_pages(stream: _Counted, *, chunk: Any, nullable: bool) -> Iterator[byt
 def _open_page(
     raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
 ) -> tuple[npt.NDArray[np.bool_], int, _Content]:
-    """Return for each row of a page whether it has a value, and the encoding and content of the values."""
+    """Return (present, encoding, content) of a page. `present` tells for each row whether it has a value. `content` has
+    the values, in the form that `encoding` names."""
     content = _Content(expand(raw, codec=codec, size=size), size)
     if not nullable:
         return np.ones(page[1], np.bool_), page[2], content
@@ -105,7 +106,8 @@ def _open_page(
 def _open_page_2(
     raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
 ) -> tuple[npt.NDArray[np.bool_], int, _Content]:
-    """Return what _open_page returns, for a page of the second version: its levels are not compressed."""
+    """Return what _open_page returns, for a page of Parquet's second version. The levels of such a page, which say
+    which rows have a value, are not compressed."""
     levels = raw.take(page[5])
     raw.take(page[6])
     rest = size - page[5] - page[6]
@@ -136,7 +138,7 @@ def _plain_values(content: _Content, encoding: int) -> Iterator[bytes]:
 
 
 class _Dictionary:
-    """The distinct values of a column chunk, by index. Large ones lie in a temporary file."""
+    """The distinct values of a column chunk, by index. A large dictionary lies in a temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_MOST_DICTIONARY_IN_MEMORY)  # noqa: SIM115
@@ -149,7 +151,7 @@ class _Dictionary:
         self._file.close()
 
     def fill(self, values: Iterator[bytes]) -> None:
-        """Store the values in place of earlier ones."""
+        """Store `values`. They replace all values that were stored before."""
         self._file.seek(0)
         self._file.truncate()
         sizes = np.fromiter((self._file.write(value) for value in values), np.int64)
@@ -164,14 +166,15 @@ class _Dictionary:
 
 
 class _Content:
-    """The decompressed content of a page, of `size` bytes, to be taken from its pieces in order."""
+    """The decompressed content of a page, which has `size` bytes. The bytes are taken in order."""
 
     def __init__(self, pieces: Iterator[bytes], size: int) -> None:
         self._pieces, self._left = pieces, size
         self._piece, self._place = b"", 0
 
     def take(self, size: int, *, or_end: bool = False) -> bytes:
-        """Return the next `size` bytes. With `or_end`, return b"" at the end."""
+        """Return the next `size` bytes. If nothing is left and `or_end` is True, return b"". Raises PageError if too
+        few bytes are left."""
         if or_end and not self._left:
             return b""
         if not 0 <= size <= self._left:
@@ -193,12 +196,12 @@ class _Content:
         return b"".join(parts)
 
     def take_rest(self) -> bytes:
-        """Return everything that is left."""
+        """Return all bytes that were not taken yet."""
         return self.take(self._left)
 
 
 class _Counted(io.RawIOBase):
-    """The next `size` bytes of a stream."""
+    """The next `size` bytes of `stream`, as a stream of their own. `checksum` is their CRC-32, if it is known."""
 
     def __init__(self, stream: IO[bytes] | _Counted, size: int, *, checksum: int | None = None) -> None:
         super().__init__()
@@ -215,7 +218,7 @@ class _Counted(io.RawIOBase):
         return data
 
     def take(self, size: int) -> bytes:
-        """Return exactly `size` bytes."""
+        """Return exactly `size` bytes. Raises PageError if fewer are left."""
         if size > self._left:
             raise PageError("a page reaches beyond its column chunk")
         data = self.read(size)
@@ -224,7 +227,7 @@ class _Counted(io.RawIOBase):
         return data
 
     def finish(self) -> None:
-        """Skip what was not read. Raises PageError if a checksum was given and the bytes do not have it."""
+        """Skip the bytes that were not read. Raises PageError if all bytes together do not match the checksum."""
         while self._left:
             self.take(min(self._left, PIECE_BYTES))
         if self._checksum is not None and self._crc != self._checksum & 0xFFFFFFFF:
@@ -235,8 +238,8 @@ class _Counted(io.RawIOBase):
 
 
 def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.NDArray[np.int64]:
-    """Return `count` numbers of `width` bits in the hybrid of repeated and bit-packed runs. Without `width`, the first
-    byte of the data is the width."""
+    """Return `count` numbers that `data` holds in Parquet's mix of repeated and bit-packed runs. A number has `width`
+    bits. If `width` is None, the first byte of `data` gives it."""
     stream = io.BytesIO(data)
     width = take_byte(stream) if width is None else width
     if width > 32:
@@ -261,7 +264,7 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
 
 
 def _read_struct(stream: _Counted, *, depth: int = 0) -> dict[int, Any]:
-    """Return the fields of a struct of Thrift's compact protocol, by their ids."""
+    """Return {field id: value} for the next struct of a stream in Thrift's compact protocol."""
     fields: dict[int, Any] = {}
     number = 0
     while byte := take_byte(stream):

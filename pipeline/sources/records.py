@@ -88,8 +88,8 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split, and
-    a Drop (a counted omission) for each of their rows or sentences that is left out."""
+    """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split.
+    Also yield a Drop (a counted omission) for each row or sentence that is left out of these documents."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0
@@ -135,7 +135,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     where = f" after byte {split.start}" if split.start else ""
     for number, line in read_lines(split):
         place = f"{split.path}, line {number}{where}"
-        # With index rows, every second line is a document: neighbours go to the same part.
+        # With index rows, only every second line is a document. Both lines of a pair belong to the same part.
         turn = (number + 1) // 2 if config.skip_without_text else number
         if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue
@@ -220,7 +220,8 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 def _values(
     file: pq.ParquetFile, *, path: str, groups: Iterable[int], config: SourceConfig
 ) -> Iterator[tuple[str | bytes | None, object]]:
-    """Yield the text and the key of each row of some row groups. Text of a large row group comes as UTF-8 bytes."""
+    """Yield (text, key) for each row of some row groups. The key is the row's value in document_column, or None without
+    this column. The text of a large row group comes as UTF-8 bytes."""
     for group in groups:
         texts = _texts(file, path=path, group=group, column=config.text_column)
         if config.document_column is None:

@@ -58,9 +58,10 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def join_plentiful(splits: Sequence[Split]) -> list[Split]:
-    """Return the splits, with fewer parts of each file that is divided although there are plenty of others.
+    """Return the splits, with fewer shares of a file if its shares would be small beside the whole input. A share is a
+    split that reads a whole file and takes some of the documents, so many shares cost time.
 
-    The parts depend only on the input, not on the workers, so that a build can continue with other workers.
+    The number of shares depends only on the input, not on the workers, so that a build can continue with other workers.
     """
     total = sum(split.text_bytes for split in splits)
     found: list[Split] = []

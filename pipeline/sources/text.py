@@ -40,7 +40,8 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     first = characters = documents = 0
     stretches = Stretches() if source.rows_per_document is not None else None
     for number, text in read_lines(split, encoding=encoding):
-        # Documents of other splits are only counted. Cleaning keeps letters and digits: a line with one is not blank.
+        # Documents of other splits are only counted. Cleaning keeps letters and digits, so a line with one of them is
+        # not blank.
         line = text[:1] if not split.takes(documents) and text[:1].isalnum() else normalize_line(text)
         if line:
             if stretches is not None:

@@ -2,7 +2,8 @@
 
 A line ends at \\n, \\r\\n, \\r, or \\r\\r\\n (in files that were converted twice). A split is a range of bytes and has
 the lines that start in it. A file that is compressed, or cannot be cut at a line, is divided into shares
-(documents.Split). Each share reads the whole file and takes some documents, so MOST_PARTS limits the number of shares.
+(documents.Split). Each share reads the whole file and takes some of the documents. Because of this cost, MOST_PARTS
+limits the number of shares.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def split_lines(
     index in the config.
 
     `boundary(file, position)` returns the first offset from `position` on where the file may be cut. If `boundary` is
-    None or the file is compressed, the file is divided into shares (each reads the whole file and takes some of the
-    documents). If `split_bytes` is given too, such a file stays one split.
+    None or the file is compressed, the file cannot be cut. It is then divided into shares (each reads the whole file
+    and takes some of the documents), or stays one split if `split_bytes` is given.
     """
     compression = compression_of(path)
     size = storage.size_of(path)
@@ -140,5 +141,5 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 def _split(data: bytes) -> list[bytes]:
     """Return the lines of `data` with their line breaks. splitlines is used where possible, because it is eight times
-    as fast as _LINE. But it splits \\r\\r\\n into two line breaks, so data with \\r\\r\\n are split by _LINE."""
+    as fast as _LINE. But it takes \\r\\r\\n for two line breaks, so data with \\r\\r\\n are split by _LINE."""
     return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)

@@ -176,8 +176,8 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
     """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. Because the last page may continue
-    in the blocks after the split, the XML ends at the first <page> there. `size` is the file's size. `is_fragment` says
-    that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
+    in the blocks after the split, these are read up to their first <page>. `size` is the file's size. `is_fragment`
+    says that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):

@@ -1,8 +1,7 @@
 """Rejoins the hard-wrapped lines of a book into paragraphs, in any script. Pure.
 
-Whether lines are wrapped is first decided for the whole book, so that books with one paragraph per line stay unchanged.
-In a wrapped book this is decided again for each block between blank lines, so that verse, tables, lists and title pages
-keep their lines.
+First, the whole book is examined, and a book whose lines are not wrapped stays unchanged. In a wrapped book, each block
+between blank lines is then examined, so that verse, tables, lists and title pages keep their lines.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _WIDE_CHARACTER = re.compile(f"[{_WIDE}]")
 _FIRST_UNIT = re.compile(f"[{_WIDE}]|[^\\s{_WIDE}]+")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")
 _MIXED = re.compile(f"(?:[{_WIDE}](?P<after> ?)(?=[A-Za-z0-9])|[A-Za-z0-9](?P<before> ?)(?=[{_WIDE}]))")
-# Thai, Lao, Tibetan, Burmese and Khmer have no spaces between words either, but have them after these marks.
+# Thai, Lao, Tibetan, Burmese and Khmer have no spaces between words either, but have them after _SPACED_AFTER.
 _UNSPACED = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f]")
 _NO_SPACES = re.compile(f"[{_WIDE}{_UNSPACED.pattern[1:]}")
 _NEUTRAL = "\u00b7\u2014\u2015\u2018\u2019\u201c\u201d\u2025\u2026"  # narrow punctuation that Chinese uses too
@@ -55,10 +54,9 @@ def _columns(line: str) -> int:
 
 
 def _wrap_width(lines: list[str], *, measure: Callable[[str], int] = len) -> int:
-    """Return the width at which the lines of a book are wrapped (a width that about 5% of them exceed at most), or 0 if
-    they are not wrapped. Lines are not wrapped if that width is above _LONGEST_WRAPPED. They are not wrapped either if
-    at least half of the lines that have another line directly after them are shorter than 70% of the width. `measure`
-    returns the width of a line."""
+    """Return the width at which the lines of a book are wrapped, or 0 if they are not wrapped. About 5% of the lines
+    may be wider. Lines are not wrapped if the width is above _LONGEST_WRAPPED, or if at least half of the lines that
+    are followed by another line are shorter than 70% of the width. `measure` returns the width of a line."""
     sizes = [measure(line) for line in lines]
     lengths = sorted(size for size in sizes if size)
     if not lengths:
@@ -93,8 +91,9 @@ def _join_lines(lines: list[str], *, width: int, measure: Callable[[str], int]) 
 def _join_wide_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a Chinese or Japanese block, joined where a line ended only because it was full.
 
-    A line ends a paragraph if the next character or word would have fitted well before the width. A paragraph also
-    begins at one ideographic space, and at more of them if not all lines begin with them.
+    A line ends a paragraph if the next character or word would have fitted well before the width. A line that begins
+    with an ideographic space begins a paragraph. The exception is a block whose lines are all indented: a line with two
+    or more such spaces then begins no paragraph.
     """
     are_indented = [line.startswith("\u3000") for line in block]
     starts = [0]
@@ -131,8 +130,8 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
 
 
 def _join(lines: list[str]) -> str:
-    """Return the lines joined into one line by spaces. No space is put after a line that ends in a dash, or in the
-    hyphen of a compound word ("well-" before "known"), or in scripts that have no spaces between words."""
+    """Return the lines joined into one line by spaces. No space is put after a dash, after the hyphen of a compound
+    word ("well-" before "known"), or between characters of scripts that have no spaces between words."""
     joined = " ".join(lines)
     if "- " not in joined and "\u2014 " not in joined and (joined.isascii() or not _NO_SPACES.search(joined)):
         return joined
@@ -146,10 +145,11 @@ def _join(lines: list[str]) -> str:
 
 
 def _is_unspaced(left: str, right: str, *, lines: list[str]) -> bool:
-    """Return whether no space belongs between the characters at a line break.
+    """Return whether no space belongs between the characters `left` and `right`, which stand before and after a line
+    break.
 
-    Between a Chinese or Japanese and another character, the other places of `lines` where the two meet decide: most
-    writers leave no space there, some always do.
+    If only one of the two is Chinese or Japanese, the writer's habit decides. It shows in `lines`, where such
+    characters meet Latin letters or digits. If at least half of these places have no space, no space belongs here.
     """
     if _UNSPACED.match(left) and _UNSPACED.match(right):
         return left not in _SPACED_AFTER

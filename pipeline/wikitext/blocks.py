@@ -1,6 +1,6 @@
 """Cuts resolved wikitext into blocks: headings, paragraphs and list items, without rows of tables. Pure.
 
-The order is that of MediaWiki: a line is a heading, a list item or preformatted text by its first character only.
+As in MediaWiki, only the first character of a line decides whether it is a heading, a list item or preformatted text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pipeline.wikitext.tags import BREAK, HOLE
 
 class Block(NamedTuple):
     """A piece of a page. `text` has the lines of a paragraph with line breaks between them. `kind` is "" for a
-    paragraph, "'" for a line that is all bold, often the title of a list, "*" for a list item, and ":" for a line
-    outside of a list that is indented by : or a space, often a quotation or code. For a heading, it has as many = as
-    the heading's level."""
+    paragraph, "'" for a line that is all bold (often the title of a list), and "*" for a list item. It is ":" for a
+    line outside of a list that is indented by : or a space (often a quotation or code). For a heading, `kind` has as
+    many = as the heading's level."""
 
     kind: str
     text: str
@@ -106,7 +106,8 @@ def read_blocks(text: str) -> Iterator[Block]:
 
 
 def _paragraph(lines: list[str]) -> Iterator[Block]:
-    """Yield a paragraph, and its last line as a block if it is all bold and no sentence goes on there."""
+    """Yield the paragraph of `lines`. If the last line is all bold, and the line before it ends a sentence, yield the
+    last line as a block of its own, because it is probably a title."""
     is_bold = (
         lines[-1].startswith("'''")
         and _BOLD_LINE.fullmatch(lines[-1]) is not None
@@ -124,9 +125,9 @@ def _repeat_item(found: re.Match[str]) -> str:
 
 
 def _join_formulas(lines: Sequence[str]) -> list[str]:
-    """Return the lines, with each line of missing formulas or templates joined to the sentence that it stands in: to
-    the line before if no sentence ends there, and to the line after if that goes on in lower case. So the sentence has
-    the marks in it, and is dropped and counted."""
+    """Return the lines, with each line that has nothing but missing formulas or templates joined to its sentence. It is
+    joined to the line before if no sentence ends there. The line after is joined to it if that line begins in lower
+    case. Because the sentence then contains the marks of what is missing, it is dropped and counted later."""
     joined: list[list[str]] = []
     last = -1  # the last line that is not blank
     goes_on = False  # the last line ends with a formula, and no sentence ends there
@@ -159,8 +160,8 @@ def _remove_magic_word(found: re.Match[str]) -> str:
 
 
 def _drop_rows(lines: Sequence[str]) -> list[str]:
-    """Return the lines without the rows of tables whose beginning or end is in a template, and without the arguments
-    of templates that are never closed. A line that begins with | or ! may also be prose."""
+    """Return the lines without the rows of tables whose beginning or end is in a template, and without the arguments of
+    templates that are never closed. A line that begins with | or ! but looks like prose is kept."""
     kept: list[str] = []
     section: list[str] = []
     for line in [*lines, "="]:
@@ -192,16 +193,16 @@ def _drop_rows_of_section(section: Sequence[str]) -> Iterator[str]:
 
 
 def _is_prose(line: str, *, alone: bool) -> bool:
-    """Return whether a line that begins with | or !, outside of tables, looks like a paragraph. If it is not alone, or
-    has what looks like several cells, it must end like a sentence."""
+    """Return whether a line outside of tables that begins with | or ! is probably prose. It must end like a sentence,
+    except if it is the only such line of its paragraph (`alone`) and does not look like several cells."""
     if _NO_PROSE.match(line):
         return False
     return (alone and not _CELLS.search(line)) or SENTENCE_END.search(line) is not None
 
 
 def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines after the first that is blank or has nothing but missing templates, one of which may end the
-    table. Return none if there is no such line."""
+    """Return the lines after the first line that may end a table. Such a line is blank, or has nothing but marks of
+    missing templates. Return [] if no line may end a table."""
     for number, line in enumerate(lines):
         if _ONLY_MARKS.fullmatch(line):
             return lines[number + 1 :]
@@ -209,7 +210,8 @@ def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
 
 
 def rest_of_table(content: str) -> str:
-    """Return the text after a table that no |} closes: after its last row, or from the next heading."""
+    """Return the text that follows a table without a closing |}. `content` is everything after the table's start. The
+    text begins where the last row ends, at the latest at the next heading."""
     lines = content.split("\n")
     end = next((number for number, line in enumerate(lines) if _HEADING.fullmatch(line)), len(lines))
     rows = [number for number, line in enumerate(lines[:end]) if _ROW.match(line)]

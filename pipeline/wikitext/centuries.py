@@ -25,8 +25,9 @@ def ordinal_template(head: str) -> str | None:
 
 
 def french_century(noun: str, after: str = "") -> Renderer:
-    """Return a renderer of one century or two, as in "XIXe siecle" and "IIIe et IXe siecles" (`noun` has the right
-    accent). The renderer expects numbers, each with or without its ending, and the words between the numbers."""
+    """Return a renderer of one or two centuries, such as "XIXe siecle" and "IIIe et IXe siecles". `noun` is the word
+    for century (with its accent), and `after` follows it. The renderer expects numbers, each with or without its
+    ending, and the words between the numbers."""
 
     def render(arguments: Arguments) -> str | None:
         shown: list[str] = []

@@ -51,14 +51,14 @@ def wrapped(arguments: Arguments) -> str | None:
 
 
 def named_text(arguments: Arguments) -> str | None:
-    """Render the text of {{clarify|text=...}}, or "" without such an argument: other arguments of a mark of doubt in
-    the English Wikipedia are reasons and dates."""
+    """Render the text of {{clarify|text=...}}. Return "" if the template has no such argument. In the English
+    Wikipedia, the other arguments of a template that marks text as doubtful are reasons and dates."""
     return next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), "")
 
 
 def doubted(arguments: Arguments) -> str | None:
-    """Render a template that marks its text as doubtful, such as {{cn|text}}, as the text. Return "" if the template
-    has no text, or has only a date.
+    """Return the text that a template such as {{cn|text}} marks as doubtful. Return "" if the template has no text, or
+    has only a date.
 
     Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
     """
@@ -134,8 +134,9 @@ def verse(separator: str) -> Renderer:
 
 
 def english_verse(arguments: Arguments) -> str | None:
-    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", {{bibleverse|Matthew|5:3}} as "Matthew
-    5:3", and a label after the translation's name as the label."""
+    """Render {{bibleverse|1|Corinthians|13:4|KJV}} as "1 Corinthians 13:4", and {{bibleverse|Matthew|5:3}} as "Matthew
+    5:3". If an argument follows the name of the translation (KJV), this argument is a label, and only the label is
+    shown."""
     number, book, place, _, label = _parts_of_verse(arguments)
     if label and not label.isdecimal():
         return label

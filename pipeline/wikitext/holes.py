@@ -46,13 +46,14 @@ _PRONUNCIATION = words(
 
 
 def hole_number(mark: str) -> int:
-    """Return the index of a missing template in `TemplatePage.holes`, from the mark (MARK) that stands for it."""
+    """Return the number that is written in a mark (MARK). The mark stands for a missing template, and the number is the
+    template's index in `TemplatePage.holes`."""
     return int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in mark[1:]), 16)
 
 
 def settle_marks(line: str) -> str:
-    """Return a line without those marks (characters in the place of a template) without which the line is still
-    complete. The other marks stand for missing words and stay. Return "" if the line has no words besides marks."""
+    """Return a line without the marks (characters in the place of a template) that it does not need to be complete.
+    Marks that stand for missing words stay. Return "" if the line has no words besides marks."""
     if GAP in line:
         line = _GAP_BETWEEN_SENTENCES.sub(" ", _GAP_BETWEEN_POINTS.sub("", line))
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")
@@ -88,8 +89,8 @@ class _Parenthesis:
             self.items[-1].append(text)
 
     def take(self, inner: _Parenthesis, text: str) -> None:
-        """Add `text`, which is the text of the inner parenthesis `inner`, and note that this parenthesis now has the
-        marks (HOLE, ASIDE) of `inner` too."""
+        """Add `text`, the text of the parenthesis `inner`, to this outer parenthesis. If `inner` has a mark (HOLE or
+        ASIDE), note that the outer parenthesis now has this mark too."""
         self.add(text)
         self.asides[-1] |= any(inner.asides)
         self.has_hole |= inner.has_hole
@@ -101,9 +102,9 @@ class _Parenthesis:
         return last.isalnum() and last < "\u0e00"
 
     def introduces(self, opening: str) -> bool:
-        """Return whether the text so far introduces the pronunciation in the next parenthesis. It does if its last word
-        is one such as "pronounced". It also does before a bracket ([), unless the text ends with a title in bold or
-        italics, or with a parenthesis."""
+        """Return whether the text so far introduces the pronunciation in the next parenthesis, which begins with
+        `opening`. It does if its last word is one such as "pronounced". It also does if `opening` is [, unless the text
+        ends with a title in bold or italics, or with a parenthesis."""
         text = "".join(self.items[-1][-4:])[-60:].rstrip()
         last = _LAST_WORD.search(text)
         if last is not None and last.group(1).casefold() in _PRONUNCIATION:
@@ -187,7 +188,8 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis, is_glued: 
 
 def _names_languages(item: str) -> bool:
     """Return whether a part of a parenthesis has two to four words in lower case and nothing else. Beside a
-    pronunciation, such a part says of which language it is: "also in Italian" (in a language that writes it small)."""
+    pronunciation, such words name its language, like "also in Italian" in a wiki whose language writes "italian" small.
+    """
     parts = item.strip(_POINTS + " ").split()
     return 1 < len(parts) < 5 and all(part.isalpha() and part.islower() for part in parts)
 

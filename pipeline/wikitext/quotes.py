@@ -27,8 +27,8 @@ def remove_quotes(line: str) -> str:
 
 def _odd_mark(line: str) -> int:
     """Return the offset of the ''' that MediaWiki reads as an apostrophe and an italic mark, or -1 if the line has no
-    '''. The first ''' right after a one-letter word is chosen. If there is none, it is the first right after a longer
-    word, or else the first of all."""
+    '''. MediaWiki takes the first ''' right after a one-letter word. Without such a ''', it takes the first one right
+    after a longer word, or else the first one of the line."""
     best, best_rank = -1, 9
     for found in _QUOTES.finditer(line):
         if len(found.group()) != 3:

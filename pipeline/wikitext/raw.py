@@ -1,8 +1,9 @@
-"""Takes comments and the tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) out of wikitext, first of all.
+"""Takes comments and the tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) out of wikitext, before other
+stages.
 
-MediaWiki's preprocessor does the same: from left to right, whichever begins first hides what is inside it. So a <!-- in
-a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in the page's length, because a
-search for a missing closing tag is made only once per tag name.
+The page is read from left to right, like in MediaWiki's preprocessor. Inside a comment or such a tag, no other comment
+or tag is looked for. So a <!-- in a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in
+the page's length, because a search for a missing closing tag is made only once per tag name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _VANISH = words(
 _BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre graph mapframe categorytree ")
 # Replaced by a hole (a mark for missing text), because a sentence is incomplete without their content.
 _HOLES = words("math chem ce hiero phonos ")
-# Without a closing tag their content goes on to the end of the page; other tags are then no tags.
+# If such a tag is never closed, its content extends to the end of the page. Any other unclosed tag is no tag.
 _TO_END = words("includeonly ")
 
 _NAMES = "|".join(sorted(_VANISH | _HOLES | {"nowiki"}, key=lambda name: (-len(name), name)))
@@ -38,10 +39,10 @@ _SHOWN_IN_LINE = re.compile(r"\binline\b", re.I)
 
 
 def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
-    """Return the markup without comments and without the tags whose content is raw.
+    """Return the markup without comments and without the tags whose content is raw (not parsed as wikitext).
 
-    A comment alone on its line is removed with the line; an unclosed comment extends to the end of the page.
-    The content of a <nowiki> stays, as characters without any effect on later stages. The content of the other tags is
+    A comment alone on its line is removed with the line; an unclosed comment extends to the end of the page. The
+    content of a <nowiki> stays, as characters without any effect on later stages. The content of the other tags is
     removed, or replaced by `hole(name)`, the mark for the missing content of the tag `name`.
     """
     if "<" not in markup:
@@ -92,7 +93,8 @@ def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
 
 
 def _show(name: str, attributes: str, content: str, *, hole: Callable[[str], str]) -> str:
-    """Return what stands for the tag `name` with its raw content in the text."""
+    """Return the text that replaces the tag `name` and its raw `content`: the content itself for <nowiki>, or else a
+    mark for missing text, a new line, or ""."""
     if name == "nowiki" or (name in ("syntaxhighlight", "source") and _SHOWN_IN_LINE.search(attributes)):
         return _MARK_OR_REFERENCE.sub(_make_inert, content) or EMPTY
     if name in _HOLES:

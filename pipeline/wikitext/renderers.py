@@ -77,7 +77,8 @@ def _joined(separator: str) -> Renderer:
 
 
 def _items(arguments: Arguments) -> str | None:
-    """Render {{unbulleted list|a|b}} as the items of a list, and a single argument, which may be a list, as it is."""
+    """Render {{unbulleted list|a|b}} as a list with an item for each argument. Return a single argument unchanged,
+    because it may be a whole list."""
     filled = arguments.filled()
     return "".join(f"* {item}\n" for item in filled) if len(filled) > 1 else "".join(filled) or None
 

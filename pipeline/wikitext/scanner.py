@@ -67,9 +67,9 @@ def wikitext_to_text(
     """Return the prose of the page whose wikitext is `markup`, one paragraph or list item per line, without headings,
     tables, references or files. `names` and `language` are those of the wiki, and `title` is the page's title.
 
-    `lists` says what becomes of list items, and `tail_sections` what becomes of sections like External links (None:
-    the same): "drop" leaves them out, "sentences" keeps those of their lines that are whole sentences.
-    Raises PageOverBudgetError if the page exceeds `budget`.
+    `lists` says what becomes of list items: "keep" keeps them, "drop" leaves them out, and "sentences" keeps only lines
+    that are whole sentences. `tail_sections` says the same for sections like External links. If it is None, `lists`
+    holds for these sections too. Raises PageOverBudgetError if the page exceeds `budget`.
     """
     check_budget(markup, budget=budget)
     page = TemplatePage(title=title, language=language, holes=[])
@@ -88,7 +88,7 @@ def wikitext_to_text(
     return PlainText("\n".join(kept), tuple(page.holes), tuple(left_out))
 
 
-_TEMPLATE_LEFT_OUT = "unrendered_template"  # with its parenthesis, from a footnote's place, or from a line of its own
+_TEMPLATE_LEFT_OUT = "unrendered_template"  # removed with its parenthesis, as a footnote, or with its own line
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class PlainText:
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\n[ \t:]*\{\||\n[ \t]*\|\}(?!\})")
 _PARAMETER = re.compile(r"\{\{\{[^{}|]*+(?:\|([^{}]*+))?\}\}\}")
 _SIMPLE_LINK = re.compile(r"\[\[([^\[\]{}|:#<>_\n]++)(?:\|([^\[\]{}|\n]++))?\]\]")
-# Templates that stand for |}. The end of a table closed by another one is guessed (rest_of_table).
+# Templates that stand for |}. If another template closes a table, the table's end is guessed (rest_of_table).
 _ENDS_TABLE = re.compile(
     r"\s*(?:(?:s|tab|table|tabelle|tabella|tabla|tabela)?[ _-]?(?:end|ende)|end[ _-]?(?:tab|table)|"
     r"(?:fin|fim|fine)[ _-](?:tab|table|tableau|tabella|tabla|tabela)|\u043a\u043e\u043d\u0435\u0446)\s*(?:\||\Z)",
@@ -127,8 +127,8 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
-    starts, and `parts` is the content that was read so far, with inner brackets resolved. The parts from `own` on
-    follow an unclosed table, whose rows are gone already."""
+    starts, and `parts` is the content that was read so far, with inner brackets resolved. The parts from index `own` on
+    come after an unclosed inner table. They are not searched for rows of tables again."""
 
     __slots__ = ("kind", "own", "parts", "start")
 
@@ -214,7 +214,7 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePag
     if frame.kind == _TEMPLATE and frame.parts:
         name, bar, _ = frame.parts[0].partition("\n")[0].partition("|")
         if _BOX.match(frame.parts[0]) or (bar and outer.last() in ("\n", BREAK)):
-            outer.parts.append("\n|=")  # its first line goes like a row of a table
+            outer.parts.append("\n|=")  # its first line is dropped like a row of a table
         elif bar:
             outer.parts.append(page.hole(name))
     own = frame.own

@@ -1,9 +1,9 @@
 """Leaves out list items and the sections at the end of articles: references, further reading, external links ... Pure.
 
-The BERT paper ignores lists, and these sections consist of them. tail_sections.tsv has the headings by language; those
-of English count in every language. A line has a language, `always` or `last`, and case-folded headings joined by `|`. A
-section with a heading of kind `last` (Notes, Sources, Literature) may also be an article's subject, so it is left out
-only if no other section than such ones follows.
+The BERT paper ignores lists, and these sections consist of lists. tail_sections.tsv has the headings of such sections
+by language; the English headings count in every language. A line has a language, `always` or `last`, and case-folded
+headings joined by `|`. A section with a heading of kind `last` (Notes, Sources, Literature) may also belong to the
+article's subject. So it is left out only if all sections after it are such sections too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pipeline.wikitext.blocks import SENTENCE_END, Block
 
 
 class LeftOut(NamedTuple):
-    """A list item or a section that is not in the text. `reason` is its counter's name, `detail` what it was."""
+    """A list item or a section that is not in the text. `reason` is the name of the counter that counts it, and
+    `detail` says what was left out."""
 
     reason: str
     detail: str
@@ -51,7 +52,8 @@ _AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
 def choose_blocks(
     blocks: Sequence[Block], *, language: str, lists: Treatment, tail_sections: Treatment
 ) -> tuple[list[str], list[LeftOut]]:
-    """Return the lines to keep of a page's blocks, without headings, and what was left out."""
+    """Return the lines to keep of a page's blocks, without headings, and a list of what was left out. `lists` says what
+    becomes of list items, and `tail_sections` what becomes of sections like External links."""
     tails = _tail_headings(blocks, language=language) if tail_sections != "keep" else frozenset()
     kept: list[str] = []
     left_out: list[LeftOut] = []
@@ -88,9 +90,9 @@ def choose_blocks(
 
 
 def is_whole_sentence(line: str, *, language: str) -> bool:
-    """Return whether a line ends like a sentence and has at least five words (three in Korean), or 15 characters
-    of a script without spaces, and does not look like an entry of a bibliography. In Thai and Lao, whose sentences have
-    no marks, it must have 60 characters."""
+    """Return whether a line is probably a whole sentence. It must end like a sentence and must not look like an entry
+    of a bibliography. It must have at least five words (three in Korean) or, in a script without spaces, 15 characters.
+    In Thai and Lao, whose sentences end without a mark, it must have 60 characters instead."""
     if _CITATION.search(line) is not None:
         return False
     if language in _WITHOUT_MARKS:
@@ -99,13 +101,14 @@ def is_whole_sentence(line: str, *, language: str) -> bool:
 
 
 def _is_long(line: str, *, language: str) -> bool:
-    """Return whether a line has as many words, or characters without a space, as a short sentence."""
+    """Return whether a line is at least as long as a short sentence. Words are counted, or characters in a script
+    without spaces."""
     words = line.count(" ") + 1
     return words >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * words
 
 
 def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:
-    """Return the places in `blocks` of the headings that begin a section to be left out."""
+    """Return the indices in `blocks` of the headings whose sections are to be left out."""
     always, last = headings_of(language)
     headings = [(number, block) for number, block in enumerate(blocks) if block.kind[:1] == "="]
     top = max(2, min((len(block.kind) for _, block in headings), default=2))

@@ -56,15 +56,15 @@ _WRAPPING = re.compile(".*(?:[ -]span)")
 
 @cache
 def wikis_of(language: str) -> tuple[str, ...]:
-    """Return the entries for wikis in templates.tsv that apply to the wiki in `language`, the least specific first.
+    """Return the names of wikis in templates.tsv whose lines apply to the wiki in `language`, the least specific first.
     They are "*" (all wikis), the wiki from which this wiki copies its templates (if there is one), and `language`."""
     source = _COPIES.get(language)
     return ("*", language) if source is None else ("*", source, language)
 
 
 def find_renderer(name: str, *, language: str) -> Renderer | None:
-    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki of `language`, or None if it is
-    unknown."""
+    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki of `language`, or None if the
+    template is unknown."""
     renderer = _renderers(language).get(name)
     if renderer is not None:
         return renderer
@@ -80,7 +80,8 @@ def find_renderer(name: str, *, language: str) -> Renderer | None:
 
 
 def is_listed(name: str, *, language: str) -> bool:
-    """Return whether templates.tsv itself has the template `name` (case-folded by fold_name) for the wiki."""
+    """Return whether templates.tsv has a line for the template `name` (case-folded by fold_name) in the wiki of
+    `language`. Patterns of names, which find_renderer tries too, do not count."""
     return name in _renderers(language)
 
 

@@ -31,7 +31,7 @@ _VANISH = words("script style table figure video audio rt rp rtc ")
 _BLOCKS = words("table figure ")
 # These tags end a line.
 _LINES = words("br p div blockquote center poem ul ol dl hr tr td th tbody caption thead ")
-# Those of _LINES after which a list item goes on.
+# The tags of _LINES after which a list item goes on.
 _IN_ITEMS = words("br p div center ")
 _HEADINGS = words("h1 h2 h3 h4 h5 h6 ")
 # These tags begin an item of a list.
@@ -69,10 +69,10 @@ def lower_digits(text: str) -> str:
 
 
 def resolve_tags(markup: str) -> str:
-    """Return the markup without the tags of HTML. Their content is kept, but that of tables, scripts and a few others
-    is removed. A BREAK (a new line) replaces the tags that end a line.
+    """Return the markup without the tags of HTML. Their content is kept, except that of tables, scripts and a few
+    others. A BREAK (a new line) replaces the tags that end a line.
 
-    Comments and the tags with raw content, which `remove_raw` takes out, must be gone.
+    Comments and the tags with raw content must be removed first, by `remove_raw`.
     """
     if "<" not in markup:
         return markup
@@ -142,8 +142,9 @@ def _end_of(markup: str, name: str, position: int) -> int | None:
 
 
 def _end_of_rows(markup: str, position: int) -> int | None:
-    """Return where a table ends, if it or one in it has no </table>: with the next </table>, or with the line of the
-    last row before the next heading. Return None if there is neither."""
+    """Return the offset at which a table probably ends. Its own </table>, or that of a table inside it, is missing. So
+    the table ends with the next </table>, or, if a heading comes first, with the line of the last row before the
+    heading. Return None if there is neither a </table> nor a row."""
     heading = markup.find("\n=", position)
     end = 0
     for found in _ROW.finditer(markup, position, len(markup) if heading < 0 else heading):
