@@ -65,8 +65,8 @@ class Signer:
         self._empty = MinHash(num_perm=config.permutations, seed=config.seed, hashfunc=int)
 
     def sign(self, sentences: Sequence[str]) -> tuple[Signatures, int] | None:
-        """Return the signature, uint32[permutations], and the number of words. Return None for a document without
-        words."""
+        """Return (signature, number of words) of a document. The signature is uint32[permutations]. Return None for a
+        document without words."""
         hashes, words = shingle_hashes(sentences, words=self._config.shingle_words)
         if not words:
             return None
