@@ -27,7 +27,8 @@ Found = TypeVar("Found")
 
 
 class Table(NamedTuple):
-    """Where a table lies: `columns` numbers a row from byte `offset` of a file. A row ends with its checksum."""
+    """Says where a table lies in a file. The table begins at byte `offset`, and each row has `columns` numbers and a
+    checksum."""
 
     offset: int
     columns: int
