@@ -52,7 +52,7 @@ class WordContext:
 
     @property
     def exchange(self) -> str:
-        """The folder for progress counts and failures."""
+        """The folder to which workers write how far they are and what failed."""
         return self.notes or self.folder
 
 

@@ -71,8 +71,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a subword vocabulary with the configured algorithm, and return a tokenizer that uses it.
 
-    `dotted_i` and `max_word_characters` are as in build_wordpiece. Raises ValueError if settings.size is too small for
-    the alphabet. Logs a warning if the text yields fewer tokens than settings.size.
+    If text is lower-cased and `dotted_i` is true, I becomes a dotless i, as in Turkish. In WordPiece, words of more
+    than `max_word_characters` become [UNK]. Raises ValueError if settings.size is too small for the alphabet. Logs a
+    warning if the text yields fewer tokens than settings.size.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
@@ -227,7 +228,8 @@ def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
 
 
 def open_vocabulary(config: PipelineConfig, path: str | Path) -> WordTokenizer:
-    """Return the tokenizer of a vocab.txt or tokenizer.json, with the config's treatment of text for a vocab.txt."""
+    """Return the tokenizer of a vocab.txt or tokenizer.json. A vocab.txt does not say how text is treated (such as
+    lower case), so the config says it."""
     settings = config.vocabulary
     return WordTokenizer.from_path(
         path,
