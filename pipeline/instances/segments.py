@@ -104,7 +104,7 @@ def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """Return the index of the unit (sentence or piece of one) in which the `length` tokens before unit `begin` start.
+    """Return the index of the unit (sentence or piece of one) that has the token `length` tokens before unit `begin`.
 
     The index is at most begin - 1. It is 0 if all units before `begin` together have fewer than `length` tokens.
     """
