@@ -85,7 +85,7 @@ class Findings:
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
         """Add `count` faults to the check `check`, or `count` notes (odd but explained) if `note` is true.
 
-        `place` and `text` say where the first of these is, and what is wrong there.
+        `place` says where the first of these faults or notes is, and `text` says what is wrong there.
         """
         finding, example = self.by_check[check], (place, text)
         if note:

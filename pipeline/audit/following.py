@@ -37,7 +37,7 @@ def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
 
 
 def _count_up(sizes: Int64s) -> Int64s:
-    """Return 0, 1, ... for each size, one after another."""
+    """Return the numbers 0, 1, ..., size - 1 for each size in `sizes`, joined into one array."""
     return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 

@@ -57,7 +57,8 @@ class ShardJob:
 
 @lru_cache(maxsize=1)
 def _read_manifest_once(root: str, audit: str) -> Manifest:
-    """Return the manifest at `root`. `audit` is unique to one audit, since the manifest may change until the next."""
+    """Return the manifest at `root`, which is read only once in an audit. `audit` is different for each audit, because
+    the manifest may have changed since the audit before."""
     return read_manifest(root)
 
 
