@@ -108,9 +108,9 @@ class ChunkTable:
     def tokenize(
         self, sentences: Sequence[str], *, loss: TextLoss
     ) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Return (ids, word starts, sentence lengths). The ids of all sentences are in one array, a word start is true
-        for the first token of a word, and a length is the number of tokens of a sentence (sentences without tokens are
-        left out).
+        """Return (ids, word starts, sentence lengths). The ids of all sentences are in one array. A word start is true
+        for the first token of a word. A length is the number of tokens of a sentence; sentences without tokens are left
+        out.
 
         Add to `loss` how much text is lost, for example because it becomes [UNK].
         """
@@ -288,7 +288,7 @@ def _of_clause(characters: int) -> int:
 
 
 def _is_dotted_i(step: dict[str, Any]) -> bool:
-    """Whether a step of a normalizer is one of those that files.bert_normalizer adds for a dotted i."""
+    """Whether a step of a normalizer lower-cases I as Turkish does. files.bert_normalizer adds such steps."""
     return step.get("type") == "Replace" and step.get("pattern") in ({"String": "I"}, {"String": "\u0130"})
 
 

@@ -35,7 +35,8 @@ class MarkCount(NamedTuple):
 
 
 class LostMarks:
-    """Counts marks that a normalizer removes. If it removes none, `scripts` is empty, and counting costs nothing."""
+    """Counts the marks of a text that a normalizer removes. `scripts` lists the scripts that lose marks. If it is
+    empty, counting costs nothing."""
 
     def __init__(self, normalizer: Any | None) -> None:
         """Find the marks that a normalizer of the `tokenizers` library removes, by trying it on every letter with a
@@ -61,8 +62,8 @@ class LostMarks:
         self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
     def count(self, text: str) -> MarkCount | None:
-        """Return the counts of `text`, which is not normalized yet, for the scripts that lose marks. Return None if it
-        has no letter of such a script."""
+        """Return the counts of `text`, which is not normalized yet. Only scripts of which the normalizer removes marks
+        are counted. Return None if `text` has no letter of such a script."""
         if not self._scripts or text.isascii():
             return None
         counts = MarkCount(Counter(), Counter(), Counter())

@@ -123,7 +123,7 @@ class WordTokenizer:
     ) -> WordTokenizer:
         """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
-        The keywords, which build_wordpiece explains, tell how to treat text with a vocab.txt. They are ignored for a
+        The keywords say how text is treated with a vocab.txt (see build_wordpiece). They are ignored for a
         tokenizer.json, which has these settings itself. Raises ValueError, which names the file and what is wrong with
         the file.
         """
