@@ -1,4 +1,5 @@
-"""Refuses vocabularies that would make different words one, because their normalizer removes marks that are letters."""
+"""Refuses vocabularies that would turn different words into one word, because their normalizer removes marks that are
+letters."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def train_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json) in one step.
+    """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json). The file appears
+    complete or not at all.
 
     The words are counted on the Dask `cluster` if given. All workers must be able to reach the folder that contains
     `path`. The folder may be on an object store. Raises ConfigError if the file name does not fit the algorithm, and
@@ -207,7 +208,8 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
 
 
 def check_name(path: Path, *, settings: VocabularyConfig) -> None:
-    """Raise ConfigError if a vocabulary of the algorithm in `settings` cannot be written to `path`."""
+    """Raise ConfigError if the file name in `path` does not fit the algorithm in `settings`: BPE needs .json, and
+    WordPiece needs .txt or .json."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":

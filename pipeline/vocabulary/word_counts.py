@@ -73,8 +73,8 @@ class WordCounter:
         joint: JointSide = "none",
         max_entries: int = _MAX_ENTRIES,
     ) -> None:
-        """`joint` is a side of a word: "before", "after" or "none". If the text goes on at this side without a space,
-        JOINT is put there."""
+        """`joint` says at which side of a word JOINT is put if the text goes on there without a space: "before" the
+        word, "after" it, or at neither side ("none")."""
         self._joint = joint
         self._normalizer, self._splitter = normalizer, splitter
         self._folder, self._name, self._max_entries = str(folder), name, max_entries
@@ -193,7 +193,7 @@ def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) ->
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
     """Write the `limit` most frequent words of several files to a new file in `folder`, and return the new file's path.
 
-    write_most_common made the files at `paths`. No word may be in two of them.
+    write_most_common made the files at `paths`. No word may be in two of these files.
     """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
