@@ -1,5 +1,5 @@
-"""Makes sentence pairs in strict mode if `next_sentence` is random_document. Only by reading the text can a model tell
-the labels.
+"""Makes sentence pairs in strict mode if `next_sentence` is random_document. A model can tell the labels only by
+reading the text.
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
 coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. About

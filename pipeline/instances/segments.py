@@ -24,7 +24,8 @@ NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 
 
 class Segment(NamedTuple):
-    """The tokens start:stop of one document. `document` is the document's index in the caller's list of documents."""
+    """A range of tokens of one document: from `start` to `stop` (exclusive). `document` is the document's index in the
+    caller's list of documents."""
 
     document: int
     start: int
