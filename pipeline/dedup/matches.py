@@ -33,9 +33,9 @@ Matches = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class MatchFile:
-    """A file of matches (records of MATCH_TYPE, each for a pair of near duplicates). At its end is a table. A row of
-    the table has the byte offset and the number of the matches of one part of the buckets; in a file from
-    write_dropped, of one bucket."""
+    """A file of matches (records of MATCH_TYPE, each for a pair of near duplicates) with a table at its end. In a file
+    from write_dropped, the table has a row for each bucket. In other files, it has a row for each part of the buckets.
+    A row has the byte offset and the number of the matches."""
 
     path: str
     table: Table
@@ -48,8 +48,8 @@ def count_parts(buckets: Buckets) -> int:
 
 
 def write_matches(matches: Matches, *, folder: str, buckets: Buckets) -> MatchFile:
-    """Write matches (pairs of near duplicates) to a new file in `folder`, and return this file. Matches whose documents
-    have buckets in the same part are written together."""
+    """Write matches (pairs of near duplicates) to a new file in `folder`, and return this file. All buckets are divided
+    into parts. Matches are written together if the buckets of their documents are in the same part."""
     parts = count_parts(buckets)
     rows = buckets.buckets_of(matches["id"]) % parts
     return _write_by_row([(matches, rows)], rows=parts, path=storage.join(folder, f"matches-{uuid.uuid4().hex[:16]}"))
@@ -68,8 +68,9 @@ def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, gr
     bucket, and return this file. `parts` are files from join_matches, and all matches of a document are in one of these
     files.
 
-    With `grouped`, a document may be held out because its group is (see Document), but a match does not name the group.
-    Therefore each match is written for both buckets that its document may be in, and memory holds all matches written.
+    With `grouped`, a document may be held out because its group is (see Document). Because a match does not name the
+    group, the match is then written for both the training and the validation bucket of its document. Memory holds all
+    matches written.
     """
     chosen = choose_in_parts([partial(_read_all, file) for file in parts])
     if not grouped:
@@ -81,8 +82,8 @@ def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, gr
 
 
 def read_dropped(file: MatchFile, *, buckets: Sequence[int]) -> dict[bytes, Match]:
-    """Return a dict with the id and the match of each document in `buckets` that is left out. The match names the
-    document that stays. `file` comes from write_dropped."""
+    """Return a dict from the id of each document to leave out to its match, for the documents in some `buckets`. The
+    match names the document that stays. `file` comes from write_dropped."""
     found = np.concatenate([np.zeros(0, MATCH_TYPE), *(_read_row(file, bucket) for bucket in buckets)])
     return {
         row["id"].tobytes(): Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))

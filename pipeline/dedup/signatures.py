@@ -124,8 +124,8 @@ class SignatureWriter:
 
     @property
     def files(self) -> list[BandFile]:
-        """A list with one BandFile, which names the files written. The list is empty if `config` is None. It is known
-        once the writer is closed."""
+        """A list with one BandFile, which names the files written. The list is empty if `config` is None. It may be
+        read once the writer is closed."""
         if self._config is None:
             return []
         keys, signatures = map(storage.base_name, reversed(self._paths))

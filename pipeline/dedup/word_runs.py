@@ -1,4 +1,4 @@
-"""Hashes every run of 13 words in a row of a text. Texts that share a passage have such hashes in common. Pure.
+"""Hashes every run (13 words in a row) of a text. Texts that share a passage have hashes in common. Pure.
 
 Case and punctuation make no difference. In scripts without spaces between words, a run has as many characters as 13
 words usually have: 26 Chinese or Japanese characters, or 52 Thai, Lao, Khmer or Burmese ones. In mixed text, such a
