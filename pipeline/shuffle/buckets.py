@@ -43,9 +43,9 @@ class Buckets:
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes, group: bytes = b"") -> int:
-        """Return the number of the bucket of a document. The number depends on the hash of the text (`document_id`, 16
-        bytes), so exact duplicates meet in one bucket, and on whether the document's group (see Document) is held out.
-        A document without a group is held out, or not, by its own hash."""
+        """Return the number of the bucket of a document. `document_id` (16 bytes) is a hash of the text, so exact
+        duplicates meet in one bucket. If the document's group (see Document) is held out, the bucket is one for
+        validation. A document without a group is held out, or not, by its own hash."""
         if self.holds_out(group or document_id):
             return self.train + int.from_bytes(document_id[8:16], "big") % self.validation
         return self.train_bucket_of(document_id)

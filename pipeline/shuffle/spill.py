@@ -257,12 +257,12 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
     """Return (documents, number left out) for `extents` (byte ranges of spill files). The documents are distinct and
-    ordered by id. Left out are duplicates, copies of held-out documents, and the marks of held-out documents.
+    ordered by id. Duplicates, copies of held-out documents, and the marks of held-out documents are left out.
 
     The result does not depend on how documents are spread over extents: of equal ids, the lowest source is taken.
-    `id_type` is the Arrow type of token ids. Memory: about 3.2 bytes a token and 4 a sentence of the distinct
-    documents, whatever the number of duplicates, and one extent. Of the arrays, only `word_starts` is copied if an
-    extent has no duplicates; the other arrays share the memory of the bytes read. Raises SpillError if a file has
+    `id_type` is the Arrow type of token ids. Memory holds one extent, and about 3.2 bytes a token and 4 bytes a
+    sentence of the distinct documents, whatever the number of duplicates. Of the arrays, only `word_starts` is copied
+    if an extent has no duplicates; the other arrays share the memory of the bytes read. Raises SpillError if a file has
     changed since it was written.
     """
     sources: dict[bytes, int] = {}
