@@ -64,9 +64,9 @@ def join_matches(files: Sequence[MatchFile], *, part: int, folder: str, buckets:
 
 
 def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, grouped: bool = False) -> MatchFile:
-    """Choose which near duplicates to leave out. For each document left out, write one match to a file at `path`, by
-    bucket, and return this file. `parts` are files from join_matches, and all matches of a document are in one of these
-    files.
+    """Choose which near duplicates to leave out. For each document left out, write one match to a file at `path`, and
+    return this file. In the file, the matches of one bucket are together. `parts` are files from join_matches, and all
+    matches of a document are in one of these files.
 
     With `grouped`, a document may be held out because its group is (see Document). Because a match does not name the
     group, the match is then written for both the training and the validation bucket of its document. Memory holds all
