@@ -45,7 +45,7 @@ def hash_texts(*texts: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Drop:
     """An item (document, page, sentence) that is left out. `reason` is the name of a counter in snake_case. `name` says
-    where the item is, and `detail` what it looks like or was measured to be."""
+    where the item is. `detail` shows the item, or a value that was measured on it."""
 
     reason: str
     name: str
@@ -118,8 +118,9 @@ class Split:
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:
-        """Return splits that together take the documents of this split: at most `most_parts` of them (see `parts`),
-        each with at least `part_bytes` of text. If there is too little text for two, return one split."""
+        """Divide this split and return the new splits, which together take all its documents. There are at most
+        `most_parts` new splits, each with at least `part_bytes` of text. If there is too little text for two, return
+        one split."""
         parts = max(1, min(most_parts, self.text_bytes // part_bytes))
         each = replace(self, num_bytes=self.num_bytes // parts, text_bytes=self.text_bytes // parts, parts=parts)
         return [replace(each, part=part) for part in range(parts)]

@@ -1,8 +1,8 @@
 """Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
-There are three forms: a Mersenne Twister for loops inside a document (0.3 us a draw, 10 us to seed), a Philox generator
-for arrays, and hashes of (key, counter) for whole buckets, which are groups of documents (8 ns a draw; a draw does not
-depend on which other draws are made).
+There are three ways to draw. A Mersenne Twister is for loops inside a document (0.3 us a draw, 10 us to seed). A Philox
+generator is for arrays. Hashes of (key, counter) are for whole buckets, which are groups of documents (8 ns a draw);
+such a draw does not depend on which other draws are made.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """Return a term for each of `numbers`, the numbers 0, 1, ... of a key's draws: mix(key + term) is the draw.
+    """Return a term for each number of a draw in `numbers`. A key (a uint64) has draws number 0, 1, 2 and so on, and
+    the draw is mix(key + term).
 
     The draws are those of SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix).
     Otherwise the sequences of draws of neighbouring keys overlap.
@@ -68,7 +69,7 @@ def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
-    """Return a new well mixed key for each of `keys`. It depends on that key and on `number`."""
+    """Return a new well mixed key for each key in `keys`. The new key depends on the old key and on `number`."""
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 

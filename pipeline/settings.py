@@ -187,7 +187,7 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
     """Check `flags`. Raises ConfigError if a flag is unknown (the message names the nearest known flag), or if it has a
     value but takes none.
 
-    `known` lists the flags of the command `program`. A flag that takes a value ends with `=` there.
+    `known` lists the flags of the command `program`. In `known`, a flag that takes a value ends with `=`.
     """
     takes_value = {flag.removesuffix("="): flag.endswith("=") for flag in (*known, "--help")}
     for flag in flags:

@@ -137,8 +137,8 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
     """Choose up to NUM_EXAMPLES of the examples, and return them in the order that they have in `examples`.
 
-    First, the first two examples of each label are taken (one, if the label has only one). Then the first of the other
-    examples fill the list.
+    The first two examples of each label are chosen, or one if the label has only one. The rest are the first of the
+    examples not chosen yet.
     """
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
@@ -205,7 +205,8 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add `counts` to the counts in `shortcuts`. `counts` is what each shortcut has counted over more rows."""
+        """Add `counts` to the field `shortcuts`. For each shortcut (a rule that guesses the next-sentence label),
+        `counts` has what it counted over more rows."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 

@@ -53,8 +53,8 @@ def hash_code() -> str:
 
 
 def hash_sources(folder: Path) -> str:
-    """Return a hash (16 hexadecimal digits) of all source files that SHAPING names. `folder` is the folder of this
-    package or of a copy of it."""
+    """Return a hash (16 hexadecimal digits) of the source files whose code determines the data. The constant SHAPING
+    lists the packages and files. `folder` is the folder of this package or of a copy of it."""
     files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):

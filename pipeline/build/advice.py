@@ -1,7 +1,7 @@
-"""Warns of settings that are valid but probably a mistake, before anything is read. Pure.
+"""Warns of settings that are valid but probably a mistake, before the build reads its input.
 
-Examples are sentence rules of another language, and a vocabulary that cannot represent the text. Noticed late, such a
-mistake costs a whole build.
+Examples are sentence rules of another language, and a vocabulary that cannot represent the text. If the user notices
+such a mistake late, a whole build is wasted.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
-    """Yield a warning if Turkish is lower-cased among other languages, because the saved tokenizer cannot know the
-    language of a text."""
+    """Yield a warning if a build lower-cases Turkish text and text of other languages. The saved tokenizer does not
+    know the language of a text, so it would lower-case the Turkish I wrongly."""
     if not config.vocabulary.lowercase or has_dotted_i(config):
         return
     for index, source in enumerate(config.sources):
@@ -110,9 +110,10 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
     """Raise ValueError if all sources are books, and there are too few books to hold some out for validation.
 
-    Each book is held out by chance, with all of its chapters. Training and validation each need a minimum of books.
-    There are too few books if they do not cover both minimums, or if the chance that one of the two gets too few is
-    above 99%. If there are too few files, the books in them are counted, because a file may have several.
+    Each book is held out by chance, with all of its chapters. Training and validation each need a smallest number of
+    books. There are too few books if there are fewer than both need together, or if chance would leave one of the two
+    short in more than 99% of cases. Files are counted as books first. If there are too few files, the books in the
+    files are counted, because a file may have several.
     """
     kinds = {source.kind for source in config.sources}
     if kinds != {"books"} or not config.validation_fraction or any(split.end != -1 for split in splits):

@@ -1,9 +1,9 @@
 """The Beam graph of a build.
 
-No step groups by key: a worker finds what it needs by the tables of the files that earlier steps wrote. So an engine
-holds one name for each split, not one for each bucket of each split. The graph avoids tagged outputs and output from
-finish_bundle, because some engines lose them. Beam's counters are for display only. Every engine gives the same shards,
-because every group is sorted and every random draw is keyed by the data.
+No step groups by key. Instead, each file that a step writes has a table, by which a later step finds the data that it
+needs in the file. So an engine holds one file name for each split, not one for each bucket of each split. The graph
+avoids tagged outputs and output from finish_bundle, because some engines lose them. Beam's counters are for display
+only. Every engine gives the same shards, because every group is sorted and every random draw is keyed by the data.
 """
 
 from __future__ import annotations
@@ -108,9 +108,12 @@ def build_graph(
 def find_near_duplicates(
     pipeline: beam.Pipeline, whole: beam.PCollection, *, context: BuildContext
 ) -> beam.pvalue.AsSingleton:
-    """Add the steps that search for near duplicates to `pipeline`. `whole` has one element, the sum of all
-    SplitResults. Return the result as a side input (an argument of later steps): the path of the list of documents to
-    leave out (see dedup.read_dropped)."""
+    """Add the steps that search for near duplicates to `pipeline`. `whole` has one element, the SplitResult of all
+    splits together.
+
+    Return a side input (an argument of later steps). Its value is the MatchFile that names the list of documents to
+    leave out (see dedup.read_dropped).
+    """
     parts = range(count_parts(context.buckets))
     bands = whole | "Band files" >> beam.Map(_bands_of)
     matches = (
@@ -146,7 +149,7 @@ class _TokenizerStep(_Step):
 
 class CompareSignatures(_Step):
     """A Beam step. It compares the MinHash signatures of some documents (a partition). If it finds near duplicates
-    among these documents, it writes them to a file and yields the MatchFile."""
+    among these documents, it writes the pairs to a file and yields the MatchFile that names the file."""
 
     def process(self, partition: int, bands: Sequence[BandFile]) -> Iterator[MatchFile]:
         settings = self.context.config.cleaning.near_duplicates
@@ -160,8 +163,9 @@ class CompareSignatures(_Step):
 
 
 class JoinMatches(_Step):
-    """A Beam step. It writes the distinct matches (pairs of near duplicates) of a part of the buckets to a file, and
-    yields the MatchFile if there are any."""
+    """A Beam step. It gathers the matches (pairs of near duplicates) of a part of the buckets (groups of documents),
+    and writes each match once to a file. It yields the MatchFile that names the file, or nothing if there are no
+    matches."""
 
     def process(self, part: int, matches: Sequence[MatchFile]) -> Iterator[MatchFile]:
         with report_failure(self.context.exchange):
@@ -171,8 +175,8 @@ class JoinMatches(_Step):
 
 
 class ChooseDropped(_Step):
-    """A Beam step. It takes all files of near duplicates, decides which of these documents to leave out, and yields the
-    MatchFile that lists them."""
+    """A Beam step. Its input is the list of all files of matches (pairs of near duplicates). It decides which documents
+    to leave out, writes the list of these documents to a file, and yields the MatchFile that names the file."""
 
     def process(self, files: list[MatchFile]) -> Iterator[MatchFile]:
         with report_failure(self.context.exchange):
@@ -194,7 +198,9 @@ class SpillSplits(_TokenizerStep):
 
 
 class JoinSpills(_Step):
-    """A Beam step. It does one piece of the second step of a large shuffle, and yields the piece's spill file."""
+    """A Beam step of a build with so many buckets (groups of documents) that they are sorted in two steps. It joins the
+    documents of some buckets, from several spill files of the first step, in one new spill file, and yields that
+    file."""
 
     def process(self, join: Join, files: Sequence[SpillFile]) -> Iterator[SpillFile]:
         with report_failure(self.context.exchange):
@@ -219,8 +225,8 @@ class CountBuckets(_Step):
 
 class PlanShards(_Step):
     """A Beam step. From the counts of all buckets, it decides which bucket (group of documents) goes into which shard,
-    and yields the ShardPlan. Raises ValueError if a source gave no document, or if the tokenizer loses letters of a
-    source."""
+    and yields the ShardPlan. Raises ValueError if a source gave no document, or if the tokenizer removes too many vowel
+    signs or tone marks of a source's script."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -241,8 +247,8 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step. If a bucket (group of documents) is the first of a shard, it writes the shard and yields the
-    BuildResult."""
+    """A Beam step. If its bucket (a group of documents) is the first bucket of a shard, the step writes the whole shard
+    and yields the BuildResult. For any other bucket, it does nothing."""
 
     def process(
         self, bucket: int, files: Sequence[SpillFile], plan: ShardPlan, dropped: MatchFile | None = None
@@ -277,7 +283,7 @@ class LeaveResult(_Step):
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
-    """Return (result of the build, counts of the input), which LeaveResult wrote."""
+    """Read the file that the step LeaveResult wrote. Return (result of the build, counts of the input)."""
     tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
     folder = context.spills
     return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
@@ -296,7 +302,8 @@ def write_shard(
     """Return the result of building the shard `name`. If an earlier start of the build wrote this shard from the same
     documents, the result comes from the shard's record.
 
-    Otherwise build the shard and record its result. `near` has the near duplicates to leave out, by id.
+    Otherwise build the shard and record its result. `near` has the near duplicates to leave out, as a map from a
+    document's id to its match.
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, sorted((name.hex(), *match) for name, match in near.items())]
@@ -353,7 +360,8 @@ def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[byt
 
 
 def _scatter(bucket: int) -> int:
-    """Return a sort key that is unrelated to the number, so that the first buckets of shards are dealt evenly."""
+    """Return a number by which to sort the buckets. The order looks random but is always the same, so the buckets that
+    begin a shard are spread evenly over the workers."""
     return zlib.crc32(bucket.to_bytes(8, "big"))
 
 

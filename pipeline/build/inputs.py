@@ -56,7 +56,7 @@ class BuildInputs:
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
     """Return the splits (parts of the input) of the config's sources, with the fingerprints (hashes) and times of their
-    files. Raises what list_splits raises."""
+    files. Raises the same errors as list_splits."""
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)

@@ -28,9 +28,10 @@ from pipeline.tokenizer import WordTokenizer
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split, or several: counts, and the files with the tokens and signatures.
+    """The result of reading one split, or several: counts, and the names of the files with the tokens and signatures.
 
-    What crosses the engine is the same for any number of documents and buckets (groups of documents).
+    Engines pass this object from step to step. Its size does not grow with the number of documents or of buckets
+    (groups of documents).
     """
 
     tally: ReadTally
@@ -169,18 +170,18 @@ def merge_splits(results: Iterable[SplitResult]) -> SplitResult:
 
 
 def list_written(result: SplitResult, *, folder: str) -> set[str]:
-    """Return the paths of all files of a split's result. `folder` is that of spill files."""
+    """Return the paths of all files that `result` names. `folder` is the folder of spill files."""
     names = {spill.name for spill in result.spills}
     names |= {name for band in result.bands for name in (band.keys, band.signatures)}
     return {storage.join(folder, name) for name in names} | set(result.tally.rejects)
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: a dict of the fields of `split`, of "input", a text that identifies the
-    content of the split's file, and of "hold_out", which identifies the texts to keep out, if there are any.
+    """Return the key of a split's record. It is a dict with the fields of `split` and one or two more keys. "input" is
+    a text that identifies the content of the split's file. "hold_out" identifies the texts to keep out of the data set,
+    and is absent if there are none.
 
-    The key has no settings for reading. Records are valid only for one build, and the hash of the build covers all
-    settings.
+    The settings are not in the key, because a record also has the hash of its build, which covers all settings.
     """
     held = {"hold_out": storage.base_name(context.hold_out)} if context.hold_out else {}
     return {**asdict(split), "input": context.inputs[split.path], **held}

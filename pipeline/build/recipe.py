@@ -216,13 +216,17 @@ def describe_context(
 
 
 def name_held_texts(inputs: BuildInputs) -> str:
-    """Return the name of the file with the word runs of the texts to hold out."""
+    """Return the name of the file that lists the word runs (13 words in a row) of the texts that `hold_out` keeps out
+    of the data set."""
     return f"hold-out-{join_fingerprints(inputs.held_out.values())[:16]}.arrow"
 
 
 def list_held_texts(inputs: BuildInputs, *, folder: Any, say: Say) -> None:
-    """Write the word runs of the texts to hold out, if there are any, and say what was found. Raises ValueError as
-    write_runs does."""
+    """Write the file that lists the word runs (13 words in a row) of the texts that the setting `hold_out` names. Print
+    how many texts and runs were found. Do nothing if no such texts are given.
+
+    Raises ValueError if a file of these texts has no words, or if there are too many runs.
+    """
     if not inputs.held_out:
         return
     files = write_runs(list(inputs.held_out), target=storage.join(folder, name_held_texts(inputs)))
@@ -288,8 +292,8 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove spill files (intermediate files), shards and records of the build. Keep those of finished splits in
-    `splits`, and, if `keep_shards` is true, those of finished shards.
+    """Remove spill files (intermediate files), shards and records of the build. Keep the files and records of the
+    finished splits in `splits`. If `keep_shards` is true, also keep the files and records of finished shards.
 
     Return how many records remain of each kind ("split" and "shard").
     """
@@ -322,7 +326,7 @@ def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, res
 
 
 def say_what_came_out(manifest: Manifest, *, root: Any, say: Say) -> None:
-    """Print the rows and shards of the finished set, and the path of its report."""
+    """Print the numbers of rows and shards of the finished data set, and the path of its report."""
     say(
         f"{root}: {count_of(manifest.num_rows('train'), 'training row')} ({manifest.num_tokens('train'):,} tokens) in "
         f"{count_of(len(manifest.shards_of('train')), 'shard')}, "

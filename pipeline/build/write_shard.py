@@ -78,8 +78,9 @@ def build_shard(
     `name` is the path of the file in the manifest, and its last part is the name of the file in `folder`. The file is
     written and verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an
     object store, the file is written in a local temporary folder and uploaded. `near` has the near duplicates to leave
-    out, by id. `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content
-    than was written. After any error the written file is removed.
+    out, as a map from a document's id to its match. `report` shows the progress, row group by row group. Raises
+    SpillError or ShardError if a file reads back with other content than was written. After any error the written file
+    is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -158,8 +159,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file with page checksums. Raises ShardError if the file differs from the manifest entry `shard`,
-    or if its number of rows of each length differs from `rows_by_length`."""
+    """Read the whole file, which checks its page checksums. Raises ShardError if the file differs from the manifest
+    entry `shard`, or if its number of rows of each length differs from `rows_by_length`."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
@@ -296,11 +297,12 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count the tokens of the text, which are all tokens but [CLS] and the [SEP] at the end of a segment. Add to
-    `tally` their numbers by position in the row, and by the number of tokens of the word to which they belong.
+    """Count the tokens of the text in `rows`: all tokens but [CLS] and the [SEP] at the end of a segment. Add two
+    counts to `tally`: how many of these tokens are at each position in a row, and how many are in words of one token,
+    of two tokens, and so on.
 
-    Return uint8[tokens]: for each token, the number of tokens of its word. The number is at most WORD_PIECES. It is 0
-    for tokens that are not text.
+    Return uint8[tokens]: for each token, the number of tokens of its word, at most WORD_PIECES. For a token that is not
+    text, the number is 0.
     """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)

@@ -56,8 +56,8 @@ class CleaningConfig(Settings):
 
     @property
     def measures_documents(self) -> bool:
-        """Whether at least one filter other than near_duplicates is on. These other filters measure one document at a
-        time."""
+        """Whether any filter is on that measures one document at a time. These are all filters but near_duplicates,
+        which compares documents."""
         others = ("near_duplicates", "keep_rejects")
         return any(value is not None for name, value in self.__dict__.items() if name not in others)
 

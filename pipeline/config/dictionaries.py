@@ -1,4 +1,4 @@
-"""The languages whose words dictionaries can find, and the check of `dictionary_words`."""
+"""The languages whose words can be found with a dictionary, and the check of the setting `dictionary_words`."""
 
 from __future__ import annotations
 

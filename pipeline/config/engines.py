@@ -29,8 +29,8 @@ class DaskConfig(Settings):
 
 
 class RayConfig(Settings):
-    """The settings of `engine: ray`. The environment variable RAY_ADDRESS names the Ray cluster, and Ray sets it for
-    submitted jobs. If it is unset, Ray starts on this machine."""
+    """The settings of `engine: ray`. The environment variable RAY_ADDRESS names the Ray cluster; in submitted jobs, Ray
+    sets this variable. If RAY_ADDRESS is unset, Ray starts on this machine."""
 
     resource: str | None = None
     """Name of a custom Ray resource that only the preprocessing nodes have, one unit per CPU. Each worker reserves one

@@ -303,7 +303,8 @@ class PipelineConfig(Settings):
 
     @property
     def has_groups(self) -> bool:
-        """Whether some documents are chapters or stretches of a book, which are held out together."""
+        """Whether some documents are parts of a longer text (a chapter of a book, or a number of rows of a file). The
+        parts of a text are held out together."""
         return any(source.unit == "chapter" or source.rows_per_document is not None for source in self.sources)
 
     def _check_weights(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of the text that is made of Wikipedia's markup."""
+"""The settings that say how the markup of Wikipedia becomes text."""
 
 from __future__ import annotations
 
@@ -23,5 +23,6 @@ class WikitextConfig(Settings):
 
     @property
     def tails(self) -> Treatment:
-        """`tail_sections`, derived if null."""
+        """What becomes of tail sections such as References: the setting `tail_sections`, or `lists` if `tail_sections`
+        is null."""
         return self.tail_sections or self.lists

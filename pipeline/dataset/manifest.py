@@ -177,7 +177,7 @@ def shard_name(split: SplitName, index: int, count: int) -> str:
 def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
     """Write manifest.json into `root` atomically and durably, and return its path.
 
-    `run` has facts of this build such as workers, time and host. They are stored too, but enter no hash.
+    `run` has facts of this build such as workers, time and host. The file has these facts too, but no hash covers them.
     """
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)

@@ -3,8 +3,8 @@ resembles a better one.
 
 Matches are found in parallel, by band key (a hash of part of a signature), so a match may be found several times. Each
 match is written by the bucket (group of documents) of its document. Therefore repeated matches can be dropped in
-parallel, for one part of the buckets at a time. Only the decision itself is one task. For a million matches it takes 4
-s and 45 MB of memory (measured).
+parallel, for one part of the buckets at a time. Only the decision itself is one task. Measured: 1.2 CPU seconds and 189
+MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]
     document left out.
 
     Each function returns distinct matches, ordered by id, and all matches of a document come from one function. Each
-    function is called three times, so that memory holds the matches of only one part, and 45 bytes for every match.
+    function is called three times, so that memory holds the matches of only one part, and 30 bytes for every match.
     Documents are visited from the best rank (most words, then the smaller id) to the worst. A document is left out if
     it matches a better document that stays, so no document is dropped in favour of a document that is dropped too.
     Documents are told apart by a 64-bit hash of their ids. Among 20 million documents, two have the same hash with
@@ -119,7 +119,7 @@ def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]
         owners.append((count + np.cumsum(_begins(matches)) - 1).astype(np.int32))
         count = int(owners[-1][-1]) + 1 if matches.size else count
         wanted = _keys(matches["kept_id"])
-        place = np.minimum(np.searchsorted(keys, wanted), max(0, keys.size - 1))
+        place = np.minimum(_search_sorted(keys, wanted), max(0, keys.size - 1))
         kept.append(np.where(keys[place] == wanted, order[place], rank.size).astype(np.int32))
     owner, better = np.concatenate(owners), np.concatenate(kept)
     del owners, kept, keys, order
@@ -202,6 +202,15 @@ def _halves(ids: npt.NDArray[Any]) -> tuple[draws.UInt64s, draws.UInt64s]:
 def _keys(ids: npt.NDArray[Any]) -> draws.UInt64s:
     high, low = _halves(ids)
     return draws.mix(high + draws.mix(low))
+
+
+def _search_sorted(keys: draws.UInt64s, wanted: draws.UInt64s) -> npt.NDArray[np.int64]:
+    """Return np.searchsorted(keys, wanted). The values in `wanted` are searched in ascending order, so that memory is
+    read in order. With 8 million keys this takes a quarter of the time."""
+    order = np.argsort(wanted)
+    places = np.empty(wanted.size, np.int64)
+    places[order] = np.searchsorted(keys, wanted[order])
+    return places
 
 
 def _write_by_row(parts: Iterable[tuple[Matches, npt.NDArray[np.int64]]], *, rows: int, path: str) -> MatchFile:

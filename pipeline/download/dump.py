@@ -2,9 +2,9 @@
 
 The mirror has the layout of dumps.wikimedia.org. Only the multistream dump of the articles is fetched: one file and its
 index, or the numbered parts if there is no whole file. An incomplete file is called NAME.part, and the next attempt
-continues it by an HTTP range request. It is renamed to NAME once its SHA-1 is the one that the mirror states. After all
-files of a dump that a config names were fetched, a list of the files and their sizes is written. While the files match
-the list, the mirror is not asked again.
+continues it by an HTTP range request. It is renamed to NAME once its SHA-1 is the one that the mirror states. A dump
+that a config names also gets a list of its files and their sizes, written once all files are there. While the files
+match the list, the mirror is not asked again.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether a dump is complete: all its files have the sizes in the file `listing`, which is written after a
-    download. False if `listing` does not exist, or if it has no sizes (as in older releases)."""
+    """Whether a dump is complete: all its files have the sizes that the file `listing` states. `listing` is written
+    after the download of a dump. If it does not exist, or has no sizes because an older release wrote it, the dump
+    counts as incomplete."""
     if not listing.is_file():
         return False
     sizes = {path.name: path.stat().st_size for path in listing.parent.iterdir() if path.is_file()}

@@ -114,7 +114,7 @@ def _run_once(
 
 
 def count_partitions(workers: int) -> int:
-    """Return into how many partitions, which become tasks, a list of pieces of work is divided."""
+    """Return the number of parts into which a list of splits or buckets is divided. Each part becomes one Dask task."""
     return max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * workers)
 
 
@@ -170,8 +170,8 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 def _explain(error: BaseException) -> BaseException:
     """Return the error to show to the user in place of `error`, which a task has raised.
 
-    If `error` says that workers were killed, or that this package is missing on the scheduler or the workers, this is a
-    PassingError that says what to do. Otherwise it is `error` itself.
+    If `error` says that workers were killed, or that this package is missing on the scheduler or the workers, return a
+    PassingError that says what to do. Otherwise return `error` itself.
     """
     if isinstance(error, KilledWorker):
         return PassingError(

@@ -1,9 +1,9 @@
 """Adapts Beam's DaskRunner to a build: each side input is computed once, and each step is sent to a worker once.
 
-Beam's own runner computes a side input again for every task that reads it, which in a build means reading the text
-again. Beam's own runner also sends a step anew with each of the step's tasks. The graphs of builds group nothing by
-key, so no shuffle is needed: a graph has about as many tasks as pieces of work. The scheduler and its workers import
-this module.
+A side input is an argument that a step gets from earlier steps. Beam's own runner computes it again for every task that
+reads it; in a build, each of these tasks would read all text again. It also sends the code of a step again with every
+task of the step. Because the graph of a build groups nothing by key, it needs no shuffle, and has about as many tasks
+as there are pieces of work. The scheduler and its workers import this module.
 """
 
 # ruff: noqa: E402
@@ -140,7 +140,7 @@ class Spread(transform_evaluator.DaskBagOp):
 
 @dataclass
 class _Combine(beam.PTransform):
-    """Stands for a CombineGlobally in the graph that is translated."""
+    """The single step that CombineOverride puts in the place of a CombineGlobally."""
 
     fn: beam.CombineFn
 
@@ -149,21 +149,24 @@ class _Combine(beam.PTransform):
 
 
 class CombineOverride(PTransformOverride):
-    """Replaces each CombineGlobally by a single step, so that it is translated as a whole."""
+    """Replaces each CombineGlobally of a graph by a single step. Beam would otherwise translate its inner steps one by
+    one."""
 
     def matches(self, applied_ptransform: Any) -> bool:
-        """Return whether this is a CombineGlobally."""
+        """Return whether this step of the graph is a CombineGlobally."""
         return type(applied_ptransform.transform) is beam.CombineGlobally
 
     def get_replacement_transform_for_applied_ptransform(self, applied_ptransform: Any) -> beam.PTransform:
-        """Return the step that stands for it."""
+        """Return the single step that replaces the CombineGlobally."""
         return _Combine(beam.CombineFn.maybe_from_callable(applied_ptransform.transform.fn))
 
 
 class Combine(transform_evaluator.DaskBagOp):
-    """Translates a Beam CombineGlobally to Dask as a tree, so that no task reads more than _FAN_IN results of others.
+    """Translates a Beam CombineGlobally to Dask as a tree of tasks. Each task reads the results of at most _FAN_IN
+    other tasks.
 
-    Beam's own translation groups by key: with as many tasks as pairs of partitions, and all values in one of them.
+    Beam's own translation groups by key. It makes as many tasks as there are pairs of partitions, and one of its tasks
+    gets all values.
     """
 
     def __init__(self, applied: Any, bag_kwargs: Any, *, submit: Callable[[Bag], Bag]) -> None:
@@ -171,7 +174,8 @@ class Combine(transform_evaluator.DaskBagOp):
         self._submit = submit
 
     def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
-        """Return a bag of one partition with the combined value."""
+        """Return the combined value of all values in `input_bag`, as a bag (Dask's partitioned collection) of one
+        partition."""
         fn = self.transform.fn
         bag = input_bag.map_partitions(partial(_accumulate, fn))
         while bag.npartitions > 1:
@@ -215,10 +219,12 @@ class BuildRunner(beam_dask.DaskRunner):
         return beam_dask.DaskRunnerResult(self._client, futures)
 
     def _submit(self, bag: Bag) -> Bag:
-        """Submit the tasks of a bag to the scheduler, and return its values as a bag of one partition, still pending.
+        """Submit the tasks of `bag` to the scheduler. Return its values as a bag of one partition, which is still being
+        computed.
 
-        Steps that read these values are submitted as graphs of their own. In one graph each of them would depend on
-        each partition read, and Dask's ordering of tasks takes the square of the partitions: 14 GB for 8,192.
+        Each step that reads these values is then submitted as a graph of its own. In a common graph, each task of such
+        a step would depend on every partition of `bag`. Dask's memory for ordering tasks would then grow with the
+        square of the number of partitions: 14 GB for 8,192 partitions.
         """
         if bag.name not in self._submitted:
             self._submitted[bag.name] = self._client.persist(_join(bag))
@@ -331,8 +337,9 @@ def _count(folder: str, step: int) -> None:
 
 
 def _join(bag: Bag) -> Bag:
-    """Return a bag with the same values in one partition. They are joined as a tree: no task reads more than _FAN_IN
-    others, and Dask plans it in time linear in the partitions."""
+    """Return a bag (Dask's partitioned collection) that has the values of `bag` in one partition. The partitions are
+    joined by a tree of tasks, each of which reads the results of at most _FAN_IN other tasks. So Dask plans the tasks
+    in time proportional to the number of partitions."""
     while bag.npartitions > 1:
         bag = bag.repartition(npartitions=-(-bag.npartitions // _FAN_IN))
     return bag.map_partitions(list)

@@ -69,7 +69,7 @@ def run_on_engine(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Run the graph that `lay_out` adds to a pipeline. If a worker fails, it writes the reason to the folder
+    """Run the graph that `lay_out` adds to a pipeline. If a worker fails, the worker writes the reason to the folder
     `exchange`.
 
     If `cluster` is given, Dask runs the graph. Otherwise, if an option in `beam_options` names a runner (--runner),
@@ -77,7 +77,7 @@ def run_on_engine(
     Each worker locks the folder `held`, if given, as long as the worker lives. Local processes put temporary files into
     the folder `temporary`, if given; the caller removes these files.
 
-    Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for a bug.
+    Raises WorkerError for a ValueError or OSError in a worker, and RuntimeError for a bug.
     """
     if cluster is not None:
         from pipeline.engines.dask_cluster import run_on_dask  # Dask need not be installed for other engines
@@ -169,10 +169,10 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
 
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
     """Wait for the runner's thread, which puts its error, or None if it succeeded, into the queue `outcome`. Return
-    what it put there.
+    what the thread put there.
 
-    This function polls, because a signal that arrives just before the wait, or at another thread, would not wake this
-    thread.
+    This function polls, because a signal that arrives just before the wait, or at another thread, would not end the
+    wait.
     """
     while True:
         try:

@@ -48,7 +48,7 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
 
     If `workers` is None, as many workers are started as fit on the present nodes. The block begins once the first
     worker is connected; Ray starts the other workers as nodes become available. Raises ConfigError if Ray does not
-    answer or no worker fits, PassingError if no worker starts in time.
+    answer or no worker fits. Raises PassingError if no worker starts in time.
     """
     each = resources_of(config)
     with _ray_session(each, workers=workers):

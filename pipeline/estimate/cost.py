@@ -1,7 +1,8 @@
 """Estimates what a build costs from a sample of its input.
 
 The sample goes through the code of the build (reading, tokenizing, pairing, masking, writing) into a temporary folder.
-The results are scaled to the size of the input. TOLERANCE comes from comparisons with real builds (docs/LOG.md).
+The results are scaled to the size of the input. TOLERANCE and TIME_TOLERANCE, the errors to expect, come from
+comparisons with real builds (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -165,10 +166,11 @@ def combine(
     sample_s: float,
     vocabulary: str,
 ) -> Estimate:
-    """Return the estimate for all sources together. Times and memory follow from the splits and buckets of the build.
+    """Return the estimate for all sources together. Times and memory are computed from the splits and buckets that the
+    build will have.
 
     `measured` has the measurements of each source. `trains` is true if the build first trains a vocabulary, for which
-    it reads the whole input once more. `sample_s` and `vocabulary` go into the estimate as they are.
+    it reads the whole input once more. `sample_s` and `vocabulary` are copied into the estimate.
     """
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
@@ -181,11 +183,12 @@ def combine(
         return sum(source.expand(name) for source in measured)
 
     def total_of_rows(name: str) -> float:
-        """Return the measurement `name`, which grows with the rows (such as their bytes), summed over all sources.
+        """Return the sum of the measurement `name` over all sources. `name` is a measurement that grows with the number
+        of rows, such as their bytes.
 
-        If a source's weight is above 1, the sum counts its documents that often, except held-out ones. If the sample of
-        a source makes no rows (it is a single document), the source is assumed to make as many rows for each token as
-        the other sources, times _WITHOUT_PAIRS.
+        If a source has a weight above 1, its training documents count that many times, and its held-out documents once.
+        If the sample of a source gives no rows because it is a single document, the rows of this source are guessed.
+        The guess is the rows per token of the other sources, times _WITHOUT_PAIRS.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]

@@ -1,6 +1,7 @@
 """Describes a build before anything is started or written: input, output, rows, bytes, time, disk space, price.
 
-A sample goes through the code of the build (pipeline/estimate/cost.py), in seconds for any size of input.
+A sample of the input goes through the code of the build (pipeline/estimate/cost.py). This takes seconds for any size of
+input.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of the vocabulary trained for this build to `text`. The caller then writes `text` to
-        OUT/_build.json."""
+        """Add the hash of the vocabulary trained for this build to `text`, the content of OUT/_build.json. No file is
+        written here; the caller then writes `text` to the file."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Record in `text` that an input file must be fixed before the build can resume. The caller then writes `text`
-        to OUT/_build.json."""
+        """Note in `text`, the content of OUT/_build.json, that the user must fix an input file before the build can
+        resume. No file is written here; the caller then writes `text` to the file."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
@@ -64,12 +64,12 @@ class BuildMark:
             )
 
     def check_unfinished(self) -> bool:
-        """Whether OUT holds an unfinished build that is the same as this build. If so, also take over the hash of its
-        vocabulary.
+        """Whether OUT holds an unfinished build that is the same as this build. If it does, also take over the hash of
+        that build's vocabulary.
 
-        False if OUT/_build.json is absent or written by another release. Raises ValueError if it names a different
-        build, and OSError if it cannot be read. It does not return False in the last two cases, because after False the
-        caller removes the finished splits and shards.
+        Return False if OUT/_build.json is absent, damaged or written by another release. After False, the caller
+        removes the finished splits and shards. To keep this work, the function raises ValueError if OUT/_build.json
+        names a different build, and OSError if the file cannot be read.
         """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
@@ -106,7 +106,10 @@ def _hint_at_time(differences: Iterable[str]) -> str:
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:
     """Yield a text "key: old -> new" for each value that differs between `old` and `new`, two trees of mappings and
-    lists. `key` is the path of keys to these two trees, and is put before each key."""
+    lists.
+
+    If `old` and `new` are parts of larger trees, `key` says where they are. It is put before the key in each text.
+    """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
             yield from describe_differences(old.get(name), new.get(name), key=f"{key}.{name}" if key else name)

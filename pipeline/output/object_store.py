@@ -74,7 +74,8 @@ class StoredOutput(BuildOutput):
         return url
 
     def publish(self) -> None:
-        """Upload all results except the shards, which are already there, and the manifest, which is written later.
+        """Upload all results except two: the shards, which the workers have uploaded, and the manifest, which is
+        written later.
 
         Raises LeaseError if another build took over.
         """

@@ -75,8 +75,8 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
     """Check the share of NOT_NEXT among the next-sentence labels.
 
-    Raises ValueError if it is outside the allowed range, because a model would then learn only to predict the more
-    frequent label. Raises it too if no row has a label, although the config asks for labels.
+    Raises ValueError if this share is outside the allowed range, because a model would then learn only to predict the
+    more frequent label. Also raises ValueError if no row has a label, although the config asks for labels.
     """
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
@@ -156,9 +156,11 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig, read: ReadTall
 
 
 def _list_losses(read: ReadTally, *, config: PipelineConfig, is_known: bool) -> list[str]:
-    """Return a warning for each source with many characters in [UNK], or with clauses instead of words.
+    """Return two kinds of warnings about the sources. One names a source of which many characters are in [UNK]. The
+    other names a source with many characters in very long words, which are probably whole clauses without spaces.
 
-    If `is_known`, a warning about [UNK] exists already, so only words that are too long are named.
+    If `is_known` is true, the caller has already warned of [UNK]. The first kind then appears only if a source also has
+    words longer than the tokenizer allows.
     """
     found = []
     for index, source in enumerate(config.sources):

@@ -1,7 +1,7 @@
 """Renders report.html: what a build read, left out and wrote, on one self-contained page (inline SVG and CSS).
 
-The page shows only report.json (pipeline/output/summary.py), so that both agree. It supports small screens and dark
-mode.
+All that the page shows is taken from report.json (pipeline/output/summary.py), so the two files agree. The page
+supports small screens and dark mode.
 """
 
 from __future__ import annotations

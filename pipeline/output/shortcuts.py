@@ -1,4 +1,4 @@
-"""What a build says of shortcuts: their accuracies, warnings, and when it fails.
+"""Measures the shortcuts of a build, describes them for the report, and warns or fails if one is too accurate.
 
 A shortcut is a simple rule that guesses the next-sentence label without looking at the text. The shortcuts are listed
 in pipeline/instances/shortcuts.py.
@@ -28,8 +28,8 @@ MOST_UNLABELLED = 0.05
 
 
 def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
-    """Return the accuracy of each shortcut over training and validation rows. The list is empty if rows have no
-    labels."""
+    """Return each shortcut (a rule that guesses the next-sentence label) with its accuracy over all training and
+    validation rows. The list is empty if the rows have no labels."""
     total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
     for tally in result.tallies.values():
         total.add_shortcuts(tally.shortcuts)
@@ -37,7 +37,7 @@ def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Sh
 
 
 def list_languages(config: PipelineConfig) -> list[str]:
-    """Return the language of each name in config.source_names."""
+    """Return the language of each source, in the order of config.source_names."""
     return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
 
 
@@ -59,11 +59,11 @@ def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
 
 
 def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Return the warnings about next-sentence labels as a list of no, one or two texts.
+    """Return the warnings about next-sentence labels. There are at most two.
 
-    If shortcuts (rules that do not look at the text) guess more than the share WARN_ABOVE of the labels correctly, a
-    text names these shortcuts. If more than the share MOST_UNLABELLED of the rows has no label, because there was no
-    wrong next sentence for them, a text says so.
+    One warning names the shortcuts (rules that do not look at the text) that guess more than the share WARN_ABOVE of
+    the labels correctly. The other warns if more than the share MOST_UNLABELLED of the rows has no label, because there
+    was no wrong next sentence for these rows.
     """
     if not _is_judged(config):
         return []

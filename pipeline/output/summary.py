@@ -115,8 +115,8 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
     The keys are `size`, `entries`, `used`, `used_share`, `seldom` (entries that occur one to nine times),
     `tokens_per_word`, `text_tokens`, `unknown`, `unknown_rate` and `most_frequent`. The values of `entries`, `used`,
-    `used_share`, `seldom` and `most_frequent` leave out special and unused entries. The text is that of all documents,
-    held-out documents included.
+    `used_share`, `seldom` and `most_frequent` leave out special and unused entries. The values of `tokens_per_word`,
+    `text_tokens`, `unknown` and `unknown_rate` are counted in the text of all documents, held-out documents included.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -141,7 +141,8 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def summarize_losses(read: ReadTally) -> dict[str, Any]:
-    """Return what the tokenizer did not see of the text that was read, in characters; duplicates are included."""
+    """Return a dict that says what the tokenizer lost of the text that was read: characters in [UNK], too long words,
+    and vowel signs or tone marks that were removed. Exact duplicates are counted too."""
     characters, unknown = read.characters.total(), read.unknown_characters.total()
     marks, lost = (sum(each.values(), Counter[str]()) for each in (read.marks, read.lost_marks))
     return {
@@ -224,8 +225,8 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Return a dict for each source name: the counts in the manifest, and under `drops` the number of items left out by
-    reason."""
+    """Return one dict for each source name. It has the counts in the manifest and, under `drops`, the number of items
+    left out for each reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
@@ -278,8 +279,9 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict with the keys `from`, `to` and `count` for each index b of `counts`. The range is from 2^(b-1) to
-    2^b - 1, and the count is counts[b]. Empty ranges at both ends are left out."""
+    """Return a dict for each index b of `counts`, which stands for the numbers from 2^(b-1) to 2^b - 1. The keys are
+    `from` and `to` (the ends of this range) and `count` (counts[b]). Empty ranges at both ends of the list are left
+    out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

@@ -55,8 +55,8 @@ def read_price(flags: Sequence[str], *, program: str) -> float | None:
 
 
 def find_vocabulary(path: str, *, train: bool) -> str:
-    """Return the path of the vocabulary's file. If `path` is a folder, this is tokenizer.json in it or, if that is
-    missing, vocab.txt. Otherwise it is `path`, even if the file does not exist yet.
+    """Return the path of the vocabulary's file. If `path` is a folder, return the path of its tokenizer.json or, if it
+    has none, of its vocab.txt. Otherwise return `path`, even if there is no such file yet.
 
     Raises ConfigError if the folder has neither file. If `train` is true, the message proposes a file in the folder for
     the vocabulary to be trained.

@@ -47,9 +47,9 @@ def choose_kept(error: BaseException | None) -> Keeps:
 def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
     """If the body of the `with` raises an error, write the error to `folder` (leave_failure) and raise it again.
 
-    A ValueError or OSError is reported as an error that the user can fix. `of_input` says that a ValueError is the
-    fault of an input file. The finished splits and shards then stay, and the next start of the build uses those whose
-    input files are unchanged.
+    A ValueError or OSError is reported as an error that the user can fix. If `of_input` is true, a ValueError is the
+    fault of an input file. After such an error the finished splits and shards are not removed, and the next start of
+    the build uses those whose input files have not changed.
     """
     try:
         yield

@@ -41,8 +41,8 @@ class Ledger:
     """The folder of the shards. If it is empty, they are in `root`/data."""
 
     def record_name(self, kind: Kind, key: Any) -> str:
-        """Return the file name of the record of a finished split or shard. `key` (any JSON) says what it is made
-        from."""
+        """Return the file name of the record of a finished split or shard. `key` (any JSON) identifies the split or
+        shard."""
         digest = hashlib.sha256(canonical_json([self.build, kind, key])).hexdigest()
         return f"{kind}-{digest[:32]}.json"
 

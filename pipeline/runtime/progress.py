@@ -268,10 +268,11 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the number of bytes of input that are read.
+    """Return an estimate of the number of bytes of input that workers have read so far.
 
-    An unfinished split counts with its bytes times the share of its expected text that was read. The expected text is
-    corrected by the ratio of real to expected text in the finished splits.
+    A finished split counts with all its bytes. An unfinished split counts with its bytes times the share of its
+    expected text that was read. The expected text is first corrected by the ratio of real to expected text in the
+    finished splits.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
@@ -285,8 +286,8 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the number of document tokens whose rows are written. Tokens are counted rather than
-    shards, because shards differ in size."""
+    """Return an estimate of how many tokens of the documents are already in written rows. The progress is measured in
+    tokens, because shards differ in size."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports

@@ -1,8 +1,8 @@
-"""Makes scratch folders, which are locked while in use and then removed.
+"""Makes scratch folders. A process locks its scratch folder while it uses the folder, and then removes it.
 
-When the next folder is made, folders left by killed processes are removed. They are recognised by their lock, which
-ends with its process, on any machine that shares the file system. Object stores have no locks, so folders of killed
-processes stay there.
+A killed process leaves its folder behind, but its lock ends with it. So the next process that makes a scratch folder in
+the same place sees that the old folder is unused, and removes the old folder. This works on every machine that shares
+the file system. Object stores have no locks, so folders of killed processes stay there.
 """
 
 from __future__ import annotations

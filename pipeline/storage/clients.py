@@ -1,4 +1,4 @@
-"""Clients for object stores (s3://, gs://) by URL, and the meaning of the stores' errors.
+"""Clients for object stores (s3://, gs://), and errors that say what a failure of a store means.
 
 Each process creates its own clients, because a forked process would otherwise use its parent's connections. Credentials
 come only from the environment, a profile or the machine's role, and no message shows them.
@@ -138,8 +138,8 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """Add `folder` (of local temporary files) to a "disk full" error raised in the block, if the error names no
-    file."""
+    """If a "disk full" error that names no file is raised in the block, add `folder` to its message. `folder` has the
+    local temporary files."""
     try:
         yield
     except OSError as error:
@@ -167,9 +167,11 @@ def raise_outage(error: Exception, *, url: StrPath) -> None:
 
 @cache
 def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
-    """Return the client of process `pid`, created on the first call. `settings` is what _settings returns. A client
-    made before a fork would share the parent's connections. Because `pid` is in the cache key, each process gets its
-    own client. A client inherited from the parent stays in the cache unused until the process ends."""
+    """Return the client of process `pid`, which is created on the first call. `settings` is what _settings returns.
+
+    A client made before a fork would share the parent's connections. Because `pid` is a part of the cache key, the
+    child gets a client of its own. The parent's client stays unused in the child's cache.
+    """
     scheme, endpoint, region = settings
     return fs.S3FileSystem(
         region=region or None,

@@ -54,8 +54,8 @@ def rename_file(source: Path, *, final: Path) -> None:
 
 
 def replaced_by(name: str) -> str:
-    """Return the final name of a temporary file that a killed replace_file left behind. `name` is the temporary file's
-    name. Return "" for any other name."""
+    """Return the name of the file that replace_file was writing when it was killed. `name` is the name of the temporary
+    file that it left behind. For the name of any other file, return ""."""
     found = _PARTIAL.fullmatch(name)
     return found[1] if found else ""
 
@@ -80,12 +80,12 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def put_in_place(temporary: Path, *, final: Path) -> Path | None:
-    """Rename the folder `temporary`, whose content is durable, to `final`. If a folder was at `final` before, return
-    the path where that replaced folder is now, so that the caller can remove it. Otherwise return None.
+    """Rename the folder `temporary`, whose content is durable, to `final`. If there was a folder at `final` before,
+    return the path where this old folder is now, so that the caller can remove it. Otherwise return None.
 
     On a system that can exchange two folders, `final` is whole at every moment. On other systems, two renames are
-    needed. A kill between them leaves no folder at `final`, and the replaced folder beside it, with ASIDE before its
-    name.
+    needed. If the process is killed between the two, there is no folder at `final`. The old folder is then beside it,
+    under the name of `final` with ASIDE in front.
     """
     replaced = None
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

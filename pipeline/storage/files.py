@@ -129,8 +129,8 @@ def make_folder(path: StrPath) -> None:
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
     """Write a whole file, which appears complete or not at all. `data` is bytes, or anything with the buffer protocol.
 
-    A missing local folder is created if `make_folders` is true. Otherwise it raises OSError, which suits callers whose
-    folder another process may remove on purpose.
+    If the local folder of the file is missing, it is created if `make_folders` is true. If `make_folders` is false, a
+    missing folder raises OSError. This suits callers whose folder another process may remove on purpose.
     """
     if not is_url(path):
         with replace_file(local_path(path), make_folders=make_folders) as stream:
@@ -143,8 +143,8 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
 
 
 def store_file(source: StrPath, path: StrPath) -> None:
-    """Copy the local file `source` to `path` (local or on a store), where it appears complete or not at all. Memory is
-    flat."""
+    """Copy the local file `source` to `path` (local or on a store), where it appears complete or not at all. The copy
+    needs little memory, even for a large file."""
     if not is_url(path):
         with open(source, "rb") as file, replace_file(local_path(path)) as stream:
             shutil.copyfileobj(file, stream, READ_AHEAD_BYTES)

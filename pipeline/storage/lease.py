@@ -74,8 +74,8 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of one command to the lease (the right to write to an output): what the command's file in FOLDER/lease
-    says."""
+    """The content of a file in FOLDER/lease. With this file, a command claims the lease (the right to write to an
+    output)."""
 
     number: int
     """One more than the greatest number that the command saw in other claims."""
@@ -105,9 +105,9 @@ def hold(
     Yield the lease's token, a text that `held` checks. The folder is created if it is missing.
 
     If a command on another machine, or in another container, has the lease, call `say` with a message and wait for a
-    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is the output in
-    messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss with
-    `say`, sets `stop` and calls `note_loss`.
+    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is what messages
+    call the output (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss
+    with `say`, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop, name=name)
@@ -141,7 +141,8 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
     """Run the block only if `token` has the lease on `folder`, and raise LeaseError otherwise. In a local folder,
     nobody can take over the lease while the block runs. On a store, the token is only checked right before the block.
 
-    If `token` is None nothing is checked, for callers whose folder nobody else uses. `name` is the output in messages.
+    If `token` is None, nothing is checked; this is for callers whose folder nobody else uses. `name` is what messages
+    call the output.
     """
     if token is None:
         yield
@@ -160,8 +161,8 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
 
 
 def refuse_if_alive(folder: StrPath) -> None:
-    """Raise LeaseError if a live process of this machine has the lease on `folder`. This writes nothing and does not
-    wait."""
+    """Raise LeaseError if a live process of this machine has the lease on `folder`. This function only looks: it writes
+    nothing and does not wait."""
     folder = locate(folder)
     for claim in _reigning(_look(folder)):
         if claim.holds and claim.holder.is_gone() is False:
@@ -257,10 +258,13 @@ def _watch(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> set[Claim]:
-    """Wait until the claims in `folder` change, and return an empty set. A claim is the file of a command that has the
-    lease or wants it. If the longest time-out of the claims `living` passes without a change, return `living` as a set,
-    because their commands are silent. `silent` holds claims that were found silent before, which are ignored. Raises
-    LeaseError if the command that has the lease proves to be alive."""
+    """Watch the claims in `folder` (the files of commands that have the lease or want it). If they change, return an
+    empty set.
+
+    `living` has the claims whose commands may be alive. If nothing changes for the longest time-out of these claims,
+    their commands are silent, and `living` is returned as a set. Claims in `silent` were found silent before and are
+    ignored. Raises LeaseError if the command that has the lease proves to be alive.
+    """
     holding = next((claim for claim in living if claim.holds), None)
     if holding is not None and holding.holder.is_gone() is False:
         raise _refusal(name, holding.holder)
@@ -309,14 +313,17 @@ def _contend(
 
 
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
-    """Return the claims whose commands may be alive. A claim (the file of a command that has the lease or wants it) is
-    left out if it is invalid, is in `silent`, or its process is known to be gone."""
+    """Return the claims whose commands may be alive. A claim is the file of a command that has the lease or wants it.
+
+    A claim is left out in three cases: a later holder of the lease has made it invalid, it is in `silent`, or its
+    process is known to be gone.
+    """
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
 
 def _reigning(claims: Iterable[Claim]) -> list[Claim]:
-    """Return the valid claims (files of commands that have the lease or want it). A claim is invalid if the claim of a
-    command that has or had the lease has a greater number."""
+    """Return the valid claims. A claim is the numbered file of a command that has the lease or wants it. If a command
+    has got the lease, all claims with smaller numbers are invalid."""
     claims = list(claims)
     reign = max((claim.number for claim in claims if claim.holds), default=0)
     return [claim for claim in claims if claim.number >= reign]
