@@ -92,7 +92,7 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
 
 
 def _surprise(block: Block) -> npt.NDArray[np.float64]:
-    """Return float64[n]: -log2 of the chance that a second row with the same ids gets the same masks.
+    """Return float64[n]: for each row, -log2 of the chance that another row with the same ids gets the same masks.
 
     Neighbouring masked positions count as one choice.
     """
@@ -119,7 +119,7 @@ class Spill:
     """Writes records of rows and documents to temporary files of this process in `folder`. The records are divided into
     `parts` parts, which are checked one at a time. The files are named <kind>-<part>-<process id>.
 
-    The number of files is that of parts times processes, whatever the number of shards.
+    A process has one file for each kind and part, so the number of files does not depend on the number of shards.
     """
 
     def __init__(self, folder: Path, *, parts: int) -> None:
@@ -128,7 +128,8 @@ class Spill:
         self._held_bytes = 0
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append the records to files, at the latest in `flush`. Each part has a file. `kind` is "rows" or "documents".
+        """Append the records to the files of their parts; some records are written only by `flush`. `kind` is "rows" or
+        "documents".
 
         A hash of the record's entry in `key` (uint64[records]) decides in which part a record is, so records with equal
         keys are in the same part.
@@ -281,8 +282,13 @@ def _check_leaks(
 
 
 def _compare_documents(rows: npt.NDArray[Any], new_pair: Bools, *, held: Bools) -> tuple[Bools, Bools]:
-    """Return for each row whether its equals on the other side all come from other documents, and whether the text
-    repeats all over the corpus: within the row, or in _FEWEST_DOCUMENTS documents. `rows` is ordered by `pair`."""
+    """Return two arrays (bool[rows]) about the text of each row, which is the pair of its segments. The first is true
+    if no single document has this text in both training and validation. The second is true if the text repeats all over
+    the corpus: it repeats lines within the row, or at least _FEWEST_DOCUMENTS documents have it.
+
+    Rows with the same text are neighbours in `rows`, and `new_pair` is true for the first of them. `held` is true for
+    rows of validation data.
+    """
     group = np.cumsum(new_pair) - 1
     order = np.lexsort((held, rows["document"], group))
     names = np.append(True, (np.diff(group[order]) != 0) | (np.diff(rows["document"][order]) != 0))

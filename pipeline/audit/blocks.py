@@ -183,9 +183,12 @@ def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> 
 
 
 def are_repetitive(block: Block) -> Bools:
-    """Return for each row whether it has so few different tokens that it must repeat a few lines. Prose of 128 tokens
-    has 80 different ones, a line of 10 tokens repeated has 10; the bound is 28. In a row of up to _SHORT tokens the
-    bound is half of the tokens: prose of 34 tokens has 30 different ones, a line of 16 tokens repeated once has 18."""
+    """Return for each row whether it has so few different tokens that it must repeat a few lines.
+
+    For a row of 128 tokens, the bound is 28 different tokens. Prose of this length has 80, and a repeated line of 10
+    tokens has 10. For a row of up to _SHORT tokens, the bound is half of its tokens. Prose of 34 tokens has 30
+    different ones, and a line of 16 tokens that occurs twice has 18.
+    """
     rows = np.sort((block.token_rows.astype(np.int64) << 32) | block.ids.astype(np.int64))
     new = np.append(True, rows[1:] != rows[:-1])[: rows.size]
     different = np.bincount(rows[new] >> 32, minlength=len(block))
@@ -195,12 +198,12 @@ def are_repetitive(block: Block) -> Bools:
 
 
 def have_common_lines_only(block: Block, *, documents: npt.NDArray[np.uint64], fewest: int) -> Bools:
-    """Return for each row whether all of it stands in at least `fewest` documents of the block: it has nothing but
-    lines that repeat all over, such as a notice at the end of every page.
+    """Return for each row whether all of its text is common: at least `fewest` documents of the block have it. Such a
+    row has nothing but lines that repeat all over, such as a notice at the end of every page.
 
-    `documents` (uint64[n]) has a key of each row's first document. Compared are runs of _RUN tokens without [CLS] and
-    [SEP]. Of the runs a quarter counts, chosen by hash, so this takes a tenth of a row group's time. A row in which no
-    two runs count is not common.
+    `documents` (uint64[n]) has a key of each row's first document. Text is compared in runs of _RUN tokens without
+    [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so this takes a tenth of a row group's
+    time. A row with fewer than two chosen runs is not common.
     """
     inside = np.ones(block.ids.size, np.bool_)
     own = block.lengths > 0

@@ -1,6 +1,7 @@
 """The results of an audit: for every check, how much was checked, how much is wrong, and where the first fault is.
 
-Findings can be merged in any order with the same result, so they depend neither on processes nor on shard order.
+Findings can be merged in any order with the same result. So the result of an audit depends neither on processes nor on
+shard order.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Findings:
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
         """Add `count` faults to the check `check`, or `count` notes (odd but explained) if `note` is true.
 
-        `place` and `text` say where the first of these is, and what is wrong there.
+        `place` says where the first of these faults or notes is, and `text` says what is wrong there.
         """
         finding, example = self.by_check[check], (place, text)
         if note:
@@ -134,8 +135,8 @@ def to_table(findings: Findings) -> str:
 
 
 def to_data(findings: Findings) -> list[dict[str, Any]]:
-    """Return the findings as JSON data: for each check a dict. Its keys are "check" (the name), "of" (what the check
-    looks at), "looked_at", "faults", "notes", "first_fault", "first_note" and "remark"."""
+    """Return the findings as JSON data: a list with a dict for each check. The keys are "check" (the name), "of" (what
+    the check looks at), "looked_at", "faults", "notes", "first_fault", "first_note" and "remark"."""
     return [
         {
             "check": name,

@@ -1,10 +1,10 @@
 """Finds negatives (pairs A, B labelled not next) that are wrong, because another row of A's document shows that B
 follows A.
 
-A shard is read twice. The first reading keeps 40 bytes for each negative, such as hashes of B and of the tokens around
-the boundary between A and B. The second reading looks for the same tokens in every segment of A's document, and across
-the boundary of pairs labelled next. If the text is too short or repetitive, only the check for contradicting labels
-(across.py) looks at it.
+A shard is read twice. The first reading keeps 40 bytes for each negative, with a hash of B and a hash of the tokens
+around the boundary between A and B. The second reading looks for the same tokens in every segment of A's document, and
+across the boundary of pairs labelled next. If the text is too short or repetitive, only the check for contradicting
+labels (across.py) looks at it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
 
 
 def _count_up(sizes: Int64s) -> Int64s:
-    """Return 0, 1, ... for each size, one after another."""
+    """Return the numbers 0, 1, ..., size - 1 for each size in `sizes`, joined into one array."""
     return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
@@ -164,8 +164,9 @@ class Sealed:
                     self.found[number] = follows == self.hashes[number]
 
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
-        """Add to `findings` how many negatives (pairs labelled not next) were checked, and a fault (a note if
-        `published`) for each negative with `found` true. `file` is the path of the shard."""
+        """Add to `findings` how many negatives (pairs labelled not next) were checked, and a fault for each negative
+        whose second segment was found to follow the first. The fault becomes a note if the document repeats the text,
+        or if `published` is true (the published algorithm built the data set). `file` is the path of the shard."""
         findings.looked("true next", self.keys.size)
         text = "labelled not next, but the second segment follows the first in the same document"
         recurs = self.repetitive | (self.seen > self.passes + 1)

@@ -77,9 +77,8 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
-    """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows whose
-    layout is right and whose ids are inside the vocabulary. These are the ids of the row and those that the model gets
-    at masked positions."""
+    """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows with
+    the right layout whose ids are all inside the vocabulary, also those that the model gets at masked positions."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):

@@ -1,6 +1,6 @@
 """Audits a whole data set in two rounds of processes. In the first round, one job per shard checks the shard and writes
-temporary records of its rows and documents. In the second, one job per part of these records checks for what is in
-several shards."""
+temporary records of its rows and documents. In the second round, one job per part of these records looks for rows and
+documents that are in several shards."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
 
 @dataclass(slots=True)
 class Sums:
-    """What is kept of the results of all shards: sums, and two numbers for each shard."""
+    """Collects the results of all shards: sums over the shards, and the numbers of rows and tokens of each shard."""
 
     totals: Counts = field(default_factory=Counts)
     train: Counts = field(default_factory=Counts)
@@ -114,7 +114,7 @@ class Sums:
     _unknown: bool = False
 
     def add(self, result: Result, *, held: bool) -> None:
-        """Add the result of the next shard. `held` says that the shard is held out."""
+        """Add the result of the next shard. `held` says whether the shard has validation (held-out) data."""
         self.totals.merge(result.counts)
         (self.validation if held else self.train).merge(result.counts)
         self.rows.append(result.counts.rows)
@@ -131,9 +131,10 @@ class Sums:
 
 
 def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> Iterator[Out]:
-    """Yield function(item) for every item, in order. If there is one worker or one item, no process is started.
+    """Yield function(item) for every item, in order, computed in `workers` processes. If there is one worker or one
+    item, no process is started.
 
-    At most a few results for each worker wait here: 20,000 results of shards would take 5 GB.
+    At most a few results for each worker wait in this process, because the results of 20,000 shards would take 5 GB.
     """
     if workers == 1 or len(items) == 1:
         yield from map(function, items)

@@ -57,7 +57,8 @@ class ShardJob:
 
 @lru_cache(maxsize=1)
 def _read_manifest_once(root: str, audit: str) -> Manifest:
-    """Return the manifest at `root`. `audit` is unique to one audit, since the manifest may change until the next."""
+    """Return the manifest at `root`, which is read only once in an audit. `audit` is different for each audit, because
+    the manifest may have changed since the audit before."""
     return read_manifest(root)
 
 
@@ -172,9 +173,10 @@ def _read_again(
 ) -> None:
     """Read the row groups whose numbers are in `groups` a second time, for two checks.
 
-    The first reports each of the `negatives` (pairs labelled not next) that is wrong, because another row shows that
-    its second segment follows the first. For the second, rows are counted, so that the accuracy of shortcuts (rules
-    that guess labels without reading the text) can be computed over all shards (pipeline/instances/shortcuts.py).
+    The first check reports each of the `negatives` (pairs labelled not next) that is wrong, because another row shows
+    that its second segment follows the first. The second check needs counts of rows, which are added here: the accuracy
+    of shortcuts (rules that guess labels without reading the text) is later computed from the counts of all shards
+    (pipeline/instances/shortcuts.py).
     """
     sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
     num_sources = len(job.manifest.sources)

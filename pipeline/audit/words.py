@@ -68,8 +68,9 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Return `starts` (bool[tokens]: whether each token begins a word) with the words of the published algorithm.
-    There, if the first token of a second segment begins with "##", it continues the last word of the first segment."""
+    """Return `starts` (bool[tokens]: whether each token begins a word), changed to fit the published algorithm. There,
+    if the first token of a second segment begins with "##", it does not begin a word, but continues the last word of
+    the first segment."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)

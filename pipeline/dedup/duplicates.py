@@ -34,9 +34,9 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
     """Return counts and examples of the documents in `extents` (ranges of spill files) that are dropped as copies or
     near duplicates. Write these documents to `rejects` (the files of documents left out).
 
-    `near` maps the id of each near duplicate to its match. One of several copies is kept: the first by index into
-    config.source_names, then by name, then by index into config.sources. If the id is marked as held out, none is kept.
-    Memory holds one name for each text with copies, however many copies there are.
+    `near` maps the id of each near duplicate to its match. Of several copies of a text, one is kept: the first by index
+    into config.source_names, then by name, then by index into config.sources. If a held-out document has the same text,
+    no copy is kept. Memory holds one name for each text with copies, however many copies there are.
     """
     tally = ReadTally()
     copies, held_out = _repeated_ids(extents)
@@ -59,7 +59,7 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
 
 
 class _First(NamedTuple):
-    """The copy of a text that stays. Copies are ordered like this tuple."""
+    """The copy of a text that is kept. Of all copies, it is the one whose tuple is the smallest."""
 
     number: int
     name: str
@@ -67,7 +67,8 @@ class _First(NamedTuple):
 
 
 def _choose_first(extents: Sequence[Extent], *, copies: frozenset[bytes]) -> dict[bytes, _First]:
-    """Return, by id, the copy to keep of each text in `copies`."""
+    """Return a dict with the copy to keep of each text. `copies` has the ids (hashes) of the texts, which are the keys
+    of the dict."""
     first: dict[bytes, _First] = {}
     for name, number, origin in read_origins(extents) if copies else ():
         if name in copies:

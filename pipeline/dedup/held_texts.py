@@ -1,7 +1,9 @@
-"""Finds the documents that share 13 words in a row with given texts (evaluation sets), to leave them out.
+"""Finds documents that share 13 words in a row with given texts (evaluation sets), so that a build can leave these
+documents out.
 
-The runs of the given texts are listed once, sorted, in a file of 10 bytes a run. Every worker maps it into memory and
-keeps a bitmap of at most 64 MiB beside it, which answers for most runs of the corpus: 15 MB of text a second.
+A run is 13 words in a row. The runs of the given texts are hashed and written, sorted, to one file (10 bytes a run).
+Every worker maps this file into memory. Beside it, a worker holds a bitmap of at most 64 MiB, which shows for most runs
+of the corpus that they are not in the file. So a worker checks 15 MB of text a second.
 """
 
 from __future__ import annotations
@@ -28,28 +30,31 @@ _BITS_PER_RUN, _MOST_BITS = 16, 29
 
 
 class HeldFile(NamedTuple):
-    """What was found in a file of texts to hold out."""
+    """A file of texts to hold out: its short name, and the numbers of its texts and of their runs (13 words in a
+    row)."""
 
     name: str
     texts: int
     """Number of distinct texts with words."""
     short: int
-    """Number of those that have fewer than 13 words."""
+    """Number of distinct texts that have fewer than 13 words, but at least one."""
     runs: int
 
 
 class Match(NamedTuple):
-    """The first passage of a document that is in a held text: the file's name and the words."""
+    """A passage of a document that is in a held text too. `file` is the short name of the held text's file, and `words`
+    are the words of the passage."""
 
     file: str
     words: str
 
 
 def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
-    """List the runs of all texts of the files in the file `target`, and return what each file had.
+    """Write the runs (13 words in a row) of all texts in the files `paths` to the file `target`. Return what was found
+    in each of `paths`.
 
-    A run that several files have counts for the first of them. Raises ValueError if a file has no words, or if there
-    are more than MOST_RUNS runs.
+    If several of `paths` have the same run, the run counts for the first of them. Raises ValueError if a file has no
+    words, or if there are more than MOST_RUNS runs.
     """
     names = _short_names(paths)
     hasher = RunHasher()
@@ -95,7 +100,8 @@ def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return for each path the shortest end that no other path has."""
+    """Return a short name for each path: as many of its last components as are needed to tell it from the other
+    paths."""
     parts = [path.split("/") for path in paths]
     names = []
     for own in parts:
@@ -108,7 +114,8 @@ def _short_names(paths: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class HeldTexts:
-    """The runs that write_runs listed. `runs` is sorted, `files` has the number of each run's file in `names`."""
+    """Holds the runs (13 words in a row) of all held texts, for look-up. `runs` has a hash of each run, sorted. `files`
+    has for each run the index of its file in `names`."""
 
     runs: draws.UInt64s
     files: npt.NDArray[np.uint16]
@@ -118,7 +125,8 @@ class HeldTexts:
     hasher: RunHasher
 
     def find(self, sentences: Sequence[str]) -> Match | None:
-        """Return the first passage of a document that is in a held text, or None."""
+        """Return the first passage of a document that is also in a held text, or None if there is no such passage.
+        `sentences` are the document's text."""
         for runs in self.hasher.hash_text(sentences):
             bits = runs.hashes >> self.shift
             may_be = np.flatnonzero(self.bitmap[bits >> np.uint64(3)] & _bit(bits))
@@ -134,7 +142,8 @@ class HeldTexts:
 
 @lru_cache(maxsize=1)
 def open_runs(path: str) -> HeldTexts:
-    """Open a file of write_runs. A local file is mapped into memory, so that all workers share it."""
+    """Return the runs in a file that write_runs wrote. A local file is mapped into memory, so that all workers of a
+    machine share this memory."""
     source = storage.read_bytes(path) if storage.is_url(path) else pa.memory_map(path)
     reader = pa.ipc.open_file(source)
     batch = reader.get_batch(0)

@@ -1,8 +1,10 @@
-"""Decides which near duplicates to leave out, from files of matches, in time linear in the number of matches.
+"""Decides which near duplicates to leave out, in time linear in the number of matches. A match says that a document
+resembles a better one.
 
-Matches are found by band key, in parallel, and written by the bucket (group of documents) of their documents. So the
-repeats of a match, found with other band keys, are dropped for each part of the buckets in parallel. Only the decision
-itself is one task. Measured: 1.2 CPU seconds and 189 MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
+Matches are found in parallel, by band key (a hash of part of a signature), so a match may be found several times. Each
+match is written by the bucket (group of documents) of its document. Therefore repeated matches can be dropped in
+parallel, for one part of the buckets at a time. Only the decision itself is one task. Measured: 1.2 CPU seconds and 189
+MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
 """
 
 from __future__ import annotations
@@ -31,38 +33,44 @@ Matches = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class MatchFile:
-    """A file of matches (MATCH_TYPE). A row of its table has the byte offset and the number of the matches of one part
-    of the buckets, or of one bucket."""
+    """A file of matches (records of MATCH_TYPE, each for a pair of near duplicates) with a table at its end. In a file
+    from write_dropped, the table has a row for each bucket. In other files, it has a row for each part of the buckets.
+    A row has the byte offset and the number of the matches."""
 
     path: str
     table: Table
 
 
 def count_parts(buckets: Buckets) -> int:
-    """Return the number of partitions of band keys, which is that of the parts of the buckets too."""
+    """Return the number of parts into which the buckets are divided. It is also the number of partitions of the band
+    keys (hashes of parts of signatures)."""
     return min(buckets.total, MOST_PARTS)
 
 
 def write_matches(matches: Matches, *, folder: str, buckets: Buckets) -> MatchFile:
-    """Write matches to a new file in `folder`, by the part of their document's bucket."""
+    """Write matches (pairs of near duplicates) to a new file in `folder`, and return this file. All buckets are divided
+    into parts. Matches are written together if the buckets of their documents are in the same part."""
     parts = count_parts(buckets)
     rows = buckets.buckets_of(matches["id"]) % parts
     return _write_by_row([(matches, rows)], rows=parts, path=storage.join(folder, f"matches-{uuid.uuid4().hex[:16]}"))
 
 
 def join_matches(files: Sequence[MatchFile], *, part: int, folder: str, buckets: Buckets) -> MatchFile | None:
-    """Write the distinct matches of one part of the buckets to a new file in `folder`; None if there are none."""
+    """Read the matches of part number `part` of the buckets from `files`, and write each distinct match once to a new
+    file in `folder`. Return this file, or None if there are no matches."""
     found = [np.zeros(0, MATCH_TYPE), *read_each(lambda file: _read_row(file, part), files, path_of=lambda f: f.path)]
     matches = distinct_matches(np.concatenate(found))
     return write_matches(matches, folder=folder, buckets=buckets) if matches.size else None
 
 
 def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, grouped: bool = False) -> MatchFile:
-    """Choose the documents to leave out, and write one match of each to `path`, by bucket. `parts` are from
-    join_matches, and each document is in only one of them.
+    """Choose which near duplicates to leave out. For each document left out, write one match to a file at `path`, and
+    return this file. In the file, the matches of one bucket are together. `parts` are files from join_matches, and all
+    matches of a document are in one of these files.
 
-    With `grouped`, some documents are held out, or not, with their group (see Document), which a match does not name.
-    Each match is then written for both buckets that its document may have, and memory holds all that are written.
+    With `grouped`, a document may be held out because its group is (see Document). Because a match does not name the
+    group, the match is then written for both the training and the validation bucket of its document. Memory holds all
+    matches written.
     """
     chosen = choose_in_parts([partial(_read_all, file) for file in parts])
     if not grouped:
@@ -74,7 +82,8 @@ def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, gr
 
 
 def read_dropped(file: MatchFile, *, buckets: Sequence[int]) -> dict[bytes, Match]:
-    """Return, by id, the match of each document that `file` (from write_dropped) leaves out of some buckets."""
+    """Return a dict from the id of each document to leave out to its match, for the documents in some `buckets`. The
+    match names the document that stays. `file` comes from write_dropped."""
     found = np.concatenate([np.zeros(0, MATCH_TYPE), *(_read_row(file, bucket) for bucket in buckets)])
     return {
         row["id"].tobytes(): Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))
@@ -83,19 +92,22 @@ def read_dropped(file: MatchFile, *, buckets: Sequence[int]) -> dict[bytes, Matc
 
 
 def choose_dropped(matches: Matches) -> Matches:
-    """Return one of the distinct `matches` for each document to leave out (an array of MATCH_TYPE, ordered by id)."""
+    """Choose which near duplicates to leave out, and return one match for each document left out (an array of
+    MATCH_TYPE, ordered by id)."""
     (chosen,) = choose_in_parts([lambda: distinct_matches(matches)])
     return chosen
 
 
 def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]:
-    """Yield, for each part, one match for each document to leave out.
+    """Choose which near duplicates to leave out. For each function in `parts`, yield an array with one match for each
+    document left out.
 
-    Each of `parts` returns distinct matches, ordered by id; a document is in one part only. Each is called three times,
-    so that memory holds one part and 30 bytes a match. Documents are visited from the best rank (most words, then the
-    smaller id) down. A document is left out if it matches a document that stays, so nothing is dropped in favour of a
-    document that is dropped as well. Documents are told apart by 64 bits of their ids: two of 20 million are taken for
-    one with probability 1e-5.
+    Each function returns distinct matches, ordered by id, and all matches of a document come from one function. Each
+    function is called three times, so that memory holds the matches of only one part, and 30 bytes for every match.
+    Documents are visited from the best rank (most words, then the smaller id) to the worst. A document is left out if
+    it matches a better document that stays, so no document is dropped in favour of a document that is dropped too.
+    Documents are told apart by a 64-bit hash of their ids. Among 20 million documents, two have the same hash with
+    probability 1e-5.
     """
     keys, rank = _rank_documents(parts)
     order = np.argsort(keys).astype(np.int32)
@@ -133,9 +145,11 @@ def distinct_matches(matches: Matches) -> Matches:
 
 
 def _decide(owner: npt.NDArray[np.int32], better: npt.NDArray[np.int32], *, rank: npt.NDArray[np.int32]) -> Any:
-    """Return whether each document is left out: uint8[documents + 1], where the last is for those that always stay.
+    """Return uint8[documents + 1]: 1 for each document to leave out. The last entry is 0; it is for all documents that
+    resemble no better document.
 
-    Match number i says that document owner[i] resembles the better document better[i].
+    Match number i says that document owner[i] resembles the better document better[i]. `rank` has the rank of each
+    document (0 is the best).
     """
     dropped = bytearray(rank.size + 1)
     order = np.argsort(rank[owner], kind="stable").astype(np.int32)
@@ -148,7 +162,8 @@ def _decide(owner: npt.NDArray[np.int32], better: npt.NDArray[np.int32], *, rank
 
 
 def _rank_documents(parts: Sequence[Callable[[], Matches]]) -> tuple[draws.UInt64s, npt.NDArray[np.int32]]:
-    """Return the key and the rank of each document that may be left out, in the order of the parts."""
+    """Return two arrays with an entry for each document that may be left out, in the order of `parts`. The first has a
+    64-bit hash of each document's id, and the second has its rank (0 is the best)."""
     firsts, seconds = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     words = [np.zeros(0, np.int64)]
     for load in parts:
@@ -166,7 +181,7 @@ def _rank_documents(parts: Sequence[Callable[[], Matches]]) -> tuple[draws.UInt6
 
 
 def _begins(matches: Matches) -> npt.NDArray[np.bool_]:
-    """Return whether each match is the first of its document."""
+    """Return for each match whether it is the first match of its document. `matches` are ordered by document."""
     first, second = _halves(matches["id"])
     return _changes(first) | _changes(second)
 
@@ -178,7 +193,8 @@ def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _halves(ids: npt.NDArray[Any]) -> tuple[draws.UInt64s, draws.UInt64s]:
-    """Return the two halves of ids (V16), which order like the ids."""
+    """Return the first and the last 8 bytes of each id (V16), as two arrays of numbers. The numbers sort like the
+    ids."""
     halves = np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
     return halves[:, 0], halves[:, 1]
 
@@ -189,8 +205,8 @@ def _keys(ids: npt.NDArray[Any]) -> draws.UInt64s:
 
 
 def _search_sorted(keys: draws.UInt64s, wanted: draws.UInt64s) -> npt.NDArray[np.int64]:
-    """Return np.searchsorted(keys, wanted). Values are searched in their order, so that memory is read in order: with 8
-    million keys this takes a quarter of the time."""
+    """Return np.searchsorted(keys, wanted). The values in `wanted` are searched in ascending order, so that memory is
+    read in order. With 8 million keys this takes a quarter of the time."""
     order = np.argsort(wanted)
     places = np.empty(wanted.size, np.int64)
     places[order] = np.searchsorted(keys, wanted[order])
@@ -198,9 +214,10 @@ def _search_sorted(keys: draws.UInt64s, wanted: draws.UInt64s) -> npt.NDArray[np
 
 
 def _write_by_row(parts: Iterable[tuple[Matches, npt.NDArray[np.int64]]], *, rows: int, path: str) -> MatchFile:
-    """Write matches, given with the row of each, so that those of a row are together. Then write a table of the rows.
+    """Write matches to a file at `path`, then a table of `rows` rows, and return this file. Each of `parts` has some
+    matches and the table row of each match.
 
-    A row is in only one of `parts`.
+    The matches of a row are written together, so all of them must be in one of `parts`.
     """
     table = np.zeros((rows, 2), np.int64)
     with storage.open_output(path, in_place=True) as stream:

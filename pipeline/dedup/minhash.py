@@ -65,8 +65,8 @@ class Signer:
         self._empty = MinHash(num_perm=config.permutations, seed=config.seed, hashfunc=int)
 
     def sign(self, sentences: Sequence[str]) -> tuple[Signatures, int] | None:
-        """Return the signature, uint32[permutations], and the number of words. Return None for a document without
-        words."""
+        """Return (signature, number of words) of a document. The signature is uint32[permutations]. Return None for a
+        document without words."""
         hashes, words = shingle_hashes(sentences, words=self._config.shingle_words)
         if not words:
             return None
@@ -82,8 +82,9 @@ def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """Return (number of bands of a signature, number of entries in each band). The second number is called rows.
 
     Two documents are compared if they agree in a whole band. With more rows, fewer documents are compared, but more
-    near duplicates are missed. So the result has the largest number of rows with which two documents whose similarity
-    is `threshold` are compared with at least 98% probability. `permutations` is the number of entries of a signature.
+    near duplicates are missed. So the result has as many rows as possible, as long as two documents whose similarity is
+    `threshold` are still compared with at least 98% probability. `permutations` is the number of entries of a
+    signature.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows

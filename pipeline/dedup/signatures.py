@@ -48,8 +48,8 @@ class _Row(NamedTuple):
 class BandExtent:
     """Says where some band keys (hashes of parts of signatures) of one partition are stored.
 
-    The file `keys` has `entries` of these keys from byte `offset` on. The file `signatures` has the signatures of their
-    documents.
+    The keys are `entries` records of the file `keys`, from byte `offset` on. The file `signatures` has the signatures
+    of the documents with these keys.
     """
 
     keys: str
@@ -60,10 +60,11 @@ class BandExtent:
 
 @dataclass(frozen=True, slots=True)
 class BandFile:
-    """The files of signatures of one split: names in the folder of spill files, and the place of the table.
+    """The two files of a split (part of the input). The file `signatures` has signatures of documents, and the file
+    `keys` has band keys (hashes of parts of signatures). Both names are relative to the folder of spill files.
 
-    A row of the table, which is in the file `keys`, has the offset and the number of the keys of one partition, for
-    each part written. The number may be 0.
+    `table` is at the end of the file `keys`, and has a row for each partition. Keys are written several times, and each
+    time adds two numbers to the row: the offset and the number of the partition's keys. The number may be 0.
     """
 
     keys: str
@@ -75,9 +76,9 @@ class SignatureWriter:
     """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
     `folder`. Does nothing if `config` is None.
 
-    The files' names begin with `name`. Each key belongs to one of `partitions` partitions, and `extents` says where the
-    keys of each partition are. Memory holds 4096 signatures and their keys. If the body of the `with` raises an error,
-    the files are removed.
+    The files' names begin with `name`. Each key belongs to one of `partitions` partitions. The attribute `extents` says
+    where the keys of each partition are. Memory holds 4096 signatures and their keys. If the body of the `with` raises
+    an error, the files are removed.
     """
 
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
@@ -123,7 +124,8 @@ class SignatureWriter:
 
     @property
     def files(self) -> list[BandFile]:
-        """The files written, none if `config` is None. They are known once the writer is closed."""
+        """A list with one BandFile, which names the files written. The list is empty if `config` is None. It may be
+        read once the writer is closed."""
         if self._config is None:
             return []
         keys, signatures = map(storage.base_name, reversed(self._paths))
@@ -168,7 +170,8 @@ class SignatureWriter:
 
 
 def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> list[BandExtent]:
-    """Return where the band keys of a partition lie in files of `folder`. Raises TableError if a file has changed."""
+    """Return where the band keys (hashes of parts of signatures) of a partition lie in `files`, which are in `folder`.
+    Raises TableError if a file has changed."""
     chosen = [file for file in files if file.table.columns]
     rows = read_each(
         lambda file: read_table_row(storage.join(folder, file.keys), file.table, row=partition),
@@ -219,8 +222,8 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Yield lists of groups of documents, in order. Each group is a pair (start, size), and a list ends once its groups
-    have at least _ROWS_AT_ONCE documents."""
+    """Divide groups of documents into lists, and yield each list. A group is a pair (start, size) from `starts` and
+    `sizes`. A list ends once its groups have at least _ROWS_AT_ONCE documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -234,8 +237,8 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the document and signature to which each record in `entries` points (by `batch` and `row`, the record
-    batch and the row in it).
+    """Return the document and signature of each record in `entries`. A record's `batch` is the number of a record batch
+    in a file of signatures, and its `row` is a row in this batch.
 
     For each record, `owner` (int64[entries]) has the index of its file in `files`. Because there may be many files (one
     for each split of the input), each file is opened once, and only one at a time.

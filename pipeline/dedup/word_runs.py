@@ -1,9 +1,9 @@
-"""Hashes the runs of 13 words of a text, by which texts that share a passage find each other. Pure.
+"""Hashes every run (13 words in a row) of a text. Texts that share a passage have hashes in common. Pure.
 
-Case and punctuation do not count. Scripts without spaces between words have no words here. There a run has as many
-characters as 13 words usually have: 26 Chinese or Japanese characters, or 52 Thai, Lao, Khmer or Burmese ones. In mixed
-text the shares add up. Hashes have 64 bits, so that among 10 million held runs and 100 billion of a corpus fewer than
-one in ten corpora has a false match.
+Case and punctuation make no difference. In scripts without spaces between words, a run has as many characters as 13
+words usually have: 26 Chinese or Japanese characters, or 52 Thai, Lao, Khmer or Burmese ones. In mixed text, such a
+character counts as half or a quarter of a word. Hashes have 64 bits. If the 100 billion runs of a corpus are compared
+with 10 million held runs, the probability of a false match is below one in ten.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ _MOST_KNOWN = 1 << 18
 
 
 class Runs(NamedTuple):
-    """Some runs of a text: `hashes` is uint64[n], and run i begins at word `starts[i]` of `words` and ends before word
-    `ends[i]`."""
+    """Some runs (13 words in a row) of a text. `hashes` (uint64[n]) has a hash of each run. Run i has the words
+    `words[starts[i]:ends[i]]`."""
 
     hashes: draws.UInt64s
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     words: list[str]
     is_short: bool = False
-    """Whether the text has fewer than 13 words, and this is all of it."""
+    """Whether the text has fewer than 13 words. If so, its only run has all of its words."""
 
 
 class RunHasher:
-    """Hashes texts. It remembers the hashes of frequent words."""
+    """Hashes the runs (13 words in a row) of texts. For speed, it remembers the hashes of words."""
 
     def __init__(self) -> None:
         self._known = _Known()
 
     def hash_text(self, lines: Iterable[str]) -> Iterator[Runs]:
-        """Yield the runs of a text, given in lines, about _CHUNK_WORDS at a time. A text of fewer than 13 words is one
-        run, which is found only in a text of the same words and no others."""
+        """Yield the runs (13 words in a row) of a text, about _CHUNK_WORDS words at a time. `lines` are the lines of
+        the text. A text of fewer than 13 words is one run, which matches only texts with the same words and no
+        others."""
         words: list[str] = []
         is_long = False
         for line in lines:
@@ -81,7 +82,8 @@ class RunHasher:
         return Runs(_join(values, starts=starts, ends=ends), starts, ends, words)
 
     def _values(self, words: list[str]) -> tuple[draws.UInt64s, npt.NDArray[np.int64]]:
-        """Return a number for each word, and its size in quarters of a word."""
+        """Return a number for each word, and each word's size in quarters of a word. The size is 4, but 2 or 1 for a
+        character of a script without spaces."""
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
         found = np.fromiter(map(self._known.__getitem__, words), np.uint64, len(words))
@@ -116,8 +118,8 @@ def _join(values: draws.UInt64s, *, starts: npt.NDArray[np.int64], ends: npt.NDA
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of a line in lower case: letters and digits with their marks (Indic vowels are marks), or one
-    character of a script without spaces."""
+    """Return the words of a line, in lower case. A word consists of letters and digits with their marks (such as Indic
+    vowel signs), or is one character of a script without spaces."""
     if line.isascii():
         return _ASCII_WORD.findall(line.lower())
     # Wide and narrow forms of a letter count as one, and so do the Turkish letters i with and without a dot.
@@ -128,7 +130,8 @@ def split_words(line: str) -> list[str]:
 
 @cache
 def _word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the pattern of a word in text with spaces (20 times as fast), and in any text."""
+    """Return two patterns that find words. The first is only for text of scripts with spaces, and is 20 times as fast.
+    The second is for any text."""
     marks = [code for code in range(0x300, min(sys.maxunicode, 0x1F000)) if unicodedata.category(chr(code))[0] == "M"]
     bounds = [0, *(place for place, (a, b) in enumerate(pairwise(marks), start=1) if b != a + 1), len(marks)]
     ranges = "".join(f"{chr(marks[start])}-{chr(marks[stop - 1])}" for start, stop in pairwise(bounds))

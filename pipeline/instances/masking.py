@@ -35,10 +35,10 @@ _U16, _U32, _U48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint
 class Masks:
     """One mask set (a choice of tokens to predict) for n rows, with m masked positions in total.
 
-    `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from its [CLS]. `inputs` ([m],
-    of the type of the rows' ids) are the ids that the model sees at these positions; the labels are the ids of the
-    unmasked row. `offsets` is int64[n + 1]: row r has the entries offsets[r]:offsets[r + 1] of both arrays, at least
-    one.
+    `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from the row's [CLS]. `inputs`
+    ([m], of the type of the rows' ids) are the ids that the model sees at these positions. The labels are not stored:
+    they are the ids of the unmasked row. `offsets` is int64[n + 1]: row r has the entries offsets[r]:offsets[r + 1] of
+    both arrays. Every row has at least one entry.
     """
 
     positions: npt.NDArray[np.uint16]
@@ -203,8 +203,8 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
 
     Within a row, words are tried in the order of their `priority`, the lowest first. The first word is taken, and then
     each word that fits the rest of the budget. Return the chosen indices, in no useful order, and what is left of each
-    row's budget (negative if the first word exceeds it). Instead of a loop over words, each round handles, in all rows
-    at once, the words up to the first that does not fit.
+    row's budget (negative if the first word exceeds it). For speed there is no loop over words: each round handles all
+    rows at once, and in each row the words up to the first word that does not fit.
     """
     row = batch.row[words]
     order = row.astype(np.uint64) << _U48

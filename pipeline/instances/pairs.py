@@ -90,8 +90,8 @@ class PairTable:
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Return the table of `pairs`, which are (pair, ordinal, pass number). If a segment in `pairs` names document
-        d, the table names document documents[d]."""
+        """Return the table of `pairs`, which are (pair, ordinal, pass number). The table has other document numbers
+        than `pairs`: documents[d] in place of d."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -274,8 +274,8 @@ def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) ->
     """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
     document.
 
-    The document is drawn uniformly, and drawn again while it is number `but`, but at most ten times in all. The first
-    unit is drawn uniformly. The segment ends when it has `length` tokens, or with the document.
+    The document is drawn uniformly. If document number `but` is drawn, the draw is repeated, up to ten draws in all.
+    The first unit is drawn uniformly. The segment ends when it has `length` tokens, or with the document.
     """
     for _ in range(_TRIES):
         index = rng.randint(0, len(corpus.documents) - 1)

@@ -1,4 +1,5 @@
-"""Makes sentence pairs in strict mode if `next_sentence` is random_document. Only reading tells their labels.
+"""Makes sentence pairs in strict mode if `next_sentence` is random_document. A model can tell the labels only by
+reading the text.
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
 coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. About
@@ -69,8 +70,8 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """Holds the partner of each of n chunks (the place where the chunk's wrong next segment begins), as arrays of
-    length n."""
+    """Holds a partner for each of n chunks, as arrays of length n. A partner is the place where the wrong next segment
+    of a chunk begins."""
 
     chunk: Int64s
     """The index of the chunk at whose place the wrong next segment begins, or -1 if the chunk has no partner."""
@@ -161,8 +162,8 @@ def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: An
 
 
 def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int) -> Partners:
-    """Choose a partner for each chunk, and return all partners. A partner is the place (where the true next segment
-    begins) of a chunk in another document of the same source.
+    """Choose a partner for each chunk, and return all partners. A chunk is a first segment and the place where its true
+    next segment begins. A partner of a chunk is the place of a chunk in another document of the same source.
 
     The random draws depend only on the seed, the document id, the pass and the chunk's ordinal (number in its
     document). `room` is the number of tokens that fit into a row.

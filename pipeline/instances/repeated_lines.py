@@ -1,7 +1,7 @@
 """Finds lines that repeat all over a bucket (a group of documents), such as a notice at the end of every page. Pure.
 
-Such lines make next-sentence labels meaningless, and equal rows in training and validation. Costs 1% of writing a
-shard, and 16 bytes a sentence.
+Because of such lines, next-sentence labels may be meaningless, and training and validation may have equal rows. The
+search costs 1% of the time to write a shard, and 16 bytes of memory a sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _CHUNK_TOKENS = 1 << 20
 
 
 class RepeatedLine(NamedTuple):
-    """A sentence of at least FEWEST_TOKENS tokens, and how often it occurs in how many documents."""
+    """A sentence that repeats. `ids` are its tokens, at least FEWEST_TOKENS. `occurrences` is the number of times that
+    it occurs, and `documents` is the number of documents in which it occurs."""
 
     ids: npt.NDArray[np.integer[Any]]
     occurrences: int
@@ -32,8 +33,12 @@ class RepeatedLine(NamedTuple):
 
 
 def find_repeated_lines(documents: Sequence[TokenizedDocument]) -> list[RepeatedLine]:
-    """Return the most frequent sentences, at most three, that make up 1% of all sentences or stand in a tenth of the
-    documents (and at least 10 times)."""
+    """Return the sentences that repeat all over the documents. If there are more than three, return the three most
+    frequent.
+
+    A sentence repeats all over if it makes up 1% of all sentences, or if a tenth of the documents have it. It must also
+    occur at least 10 times. Sentences of fewer than FEWEST_TOKENS tokens are ignored.
+    """
     keys = np.concatenate([np.zeros(0, np.uint64), *_hash_sentences(documents)])
     counts = np.array([document.sentence_lengths.size for document in documents])
     owners = np.repeat(np.arange(len(documents)), counts)
@@ -63,8 +68,8 @@ def find_repeated_lines(documents: Sequence[TokenizedDocument]) -> list[Repeated
 
 
 def _hash_sentences(documents: Sequence[TokenizedDocument]) -> Iterator[draws.UInt64s]:
-    """Yield a hash of each sentence, in order. At most about two _CHUNK_TOKENS are hashed at a time, also of one
-    document."""
+    """Yield arrays with a hash of each sentence, in order. To save memory, at most about 2 * _CHUNK_TOKENS tokens are
+    hashed at a time, even if they are all of one document."""
     held: list[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int32]]] = []
     tokens = 0
     for ids, lengths in _cut_documents(documents):
@@ -80,7 +85,8 @@ def _hash_sentences(documents: Sequence[TokenizedDocument]) -> Iterator[draws.UI
 def _cut_documents(
     documents: Sequence[TokenizedDocument],
 ) -> Iterator[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int32]]]:
-    """Yield (ids, lengths of the sentences) of pieces of documents, each of about _CHUNK_TOKENS or less."""
+    """Cut documents into pieces, and yield (token ids, lengths of the sentences) of each piece. A piece has whole
+    sentences, with at most _CHUNK_TOKENS tokens unless it is a single sentence."""
     for document in documents:
         ends = np.cumsum(document.sentence_lengths, dtype=np.int64)
         first = start = 0

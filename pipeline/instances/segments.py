@@ -24,7 +24,8 @@ NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 
 
 class Segment(NamedTuple):
-    """The tokens start:stop of one document. `document` is the document's index in the caller's list of documents."""
+    """A range of tokens of one document: from `start` to `stop` (exclusive). `document` is the document's index in the
+    caller's list of documents."""
 
     document: int
     start: int
@@ -104,7 +105,7 @@ def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """Return the index of the unit (sentence or piece of one) in which the `length` tokens before unit `begin` start.
+    """Return the index of the unit (sentence or piece of one) that has the token `length` tokens before unit `begin`.
 
     The index is at most begin - 1. It is 0 if all units before `begin` together have fewer than `length` tokens.
     """

@@ -47,7 +47,8 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of the shortcut called `rule`: the share of `rows` labelled rows for which its guess is right."""
+    """Says how often a rule guesses the next-sentence label right. `rule` is the rule's name, `rows` is the number of
+    rows with a label, and `accuracy` is the share of these rows for which the guess is right."""
 
     rule: str
     accuracy: float
@@ -110,8 +111,9 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Return two lists of rules: those to warn of, and those that make a build fail. The accuracy of a rule and its
-    number of rows decide whether it is in a list. Rules that read the text (OF_THE_TEXT) are in neither list."""
+    """Return two lists: the rules that a build warns of, and the rules that make a build fail. The accuracy of a rule
+    and its number of rows decide whether it is in a list. Rules that read the text (OF_THE_TEXT) are in neither
+    list."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
@@ -148,8 +150,8 @@ def _by_language(counts: Counter[int], *, languages: Sequence[str]) -> Counter[i
 
 
 def _halves(ids: Numbers, offsets: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the half (0 or 1) to which each row belongs, by a hash of its tokens. A rule is fitted on one
-    half and measured on the other."""
+    """Divide the rows into two halves by a hash of their tokens, and return the half (0 or 1) of each row, int64[n]. A
+    rule is fitted on one half and measured on the other."""
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ids, dtype=np.int64)])
     keys = draws.mix((sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.uint64))
     return (keys >> np.uint64(63)).astype(np.int64)

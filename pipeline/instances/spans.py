@@ -15,7 +15,8 @@ SUCCESS = 0.2
 
 
 def span_length_shares() -> npt.NDArray[np.float64]:
-    """Return the probabilities of span lengths from 1 to 10 words: geometric with p = 0.2, normalised; mean 3.8."""
+    """Return the probabilities of span lengths from 1 to 10 words. They fall geometrically (p = 0.2) and add up to 1.
+    The mean length is 3.8 words."""
     shares = SUCCESS * (1 - SUCCESS) ** np.arange(MAX_SPAN_WORDS)
     return np.asarray(shares / shares.sum())
 

@@ -43,9 +43,9 @@ class Buckets:
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes, group: bytes = b"") -> int:
-        """Return the number of the bucket of a document. The number depends on the hash of the text (`document_id`, 16
-        bytes), so exact duplicates meet in one bucket, and on whether the document's group (see Document) is held out.
-        A document without a group is held out, or not, by its own hash."""
+        """Return the number of the bucket of a document. `document_id` (16 bytes) is a hash of the text, so exact
+        duplicates meet in one bucket. If the document's group (see Document) is held out, the bucket is one for
+        validation. A document without a group is held out, or not, by its own hash."""
         if self.holds_out(group or document_id):
             return self.train + int.from_bytes(document_id[8:16], "big") % self.validation
         return self.train_bucket_of(document_id)
@@ -55,12 +55,13 @@ class Buckets:
         return int.from_bytes(document_id[8:16], "big") % self.train
 
     def holds_out(self, group: bytes) -> bool:
-        """Return whether a group is held out. A document without a group has its id as `group`."""
+        """Return whether the documents of a group are held out. If a document has no group, its id is given as
+        `group`."""
         return membership(group) < self.validation_fraction * _HASH_RANGE
 
     def buckets_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return bucket_of of each document without a group, int64[n]. `ids` (V16[n]) has the documents' ids,
-        contiguous or not."""
+        """Return the number of the bucket of each document (int64[n]), for documents without a group. `ids` (V16[n])
+        has the documents' ids, contiguous or not."""
         halves = _halves(ids)
         found = (halves[:, 1] % np.uint64(self.train)).astype(np.int64)
         if self.validation:
@@ -69,8 +70,9 @@ class Buckets:
         return found
 
     def possible_buckets_of(self, ids: npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
-        """Return the buckets that documents may have, whatever their groups: int64[n] with the training bucket of each
-        document, and, unless nothing is held out, int64[n] with its validation bucket. `ids` is as in buckets_of."""
+        """Return the buckets in which documents may be if their groups are not known. The list has an array int64[n]
+        with the training bucket of each document. It also has an array int64[n] with the validation bucket of each,
+        unless nothing is held out. `ids` (V16[n]) has the documents' ids."""
         last = _halves(ids)[:, 1]
         found = [(last % np.uint64(self.train)).astype(np.int64)]
         if self.validation:
@@ -104,7 +106,7 @@ class ShardPlan:
 
     @cached_property
     def buckets_of(self) -> dict[int, tuple[int, ...]]:
-        """All buckets of each shard, by the first of them."""
+        """A dict with all buckets of each shard, in order. A key is the first bucket of a shard."""
         found: dict[tuple[SplitName, int], list[int]] = {}
         for bucket, shard in sorted(self.shard_of.items()):
             found.setdefault(shard, []).append(bucket)
@@ -117,8 +119,8 @@ def _halves(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 
 def membership(group: bytes) -> int:
-    """Return the 64-bit hash that decides whether a group is held out (or a document with this id, without a group).
-    Other bits of a document's id choose its bucket."""
+    """Return the 64-bit hash that decides whether the documents of a group are held out. If a document has no group,
+    its id is given as `group`. Other bits of the id choose the document's bucket."""
     return int.from_bytes(group[:8], "big")
 
 

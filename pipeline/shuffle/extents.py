@@ -1,4 +1,5 @@
-"""Names the places of documents in spill files: byte ranges, and the files with their tables. Pure."""
+"""Types that say where documents lie in spill files (intermediate files of a build): byte ranges, and files with
+tables. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pipeline.shuffle.tables import Table
 class Extent:
     """A byte range of a spill file, with documents of one bucket (group): `num_bytes` bytes from `offset` in `path`.
 
-    The first `index_bytes` of these are the index, which has everything about the documents except their tokens.
+    The first `index_bytes` bytes are the index, which has everything about the documents except their tokens.
     """
 
     path: str
@@ -24,15 +25,16 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class BucketRange:
-    """Maps buckets to the rows of a spill file's table: each row has `width` buckets, the first row those from `first`
-    on."""
+    """A range of neighbouring buckets, divided into `rows` rows of a spill file's table. Each row is for `width`
+    buckets, and the first row begins with bucket `first`."""
 
     first: int
     rows: int
     width: int = 1
 
     def row_of(self, bucket: int) -> int:
-        """Return the row of a bucket; it is outside range(rows) if the file has no such bucket."""
+        """Return the number of the table row for a bucket. The number is outside range(rows) if the file does not have
+        the bucket."""
         return (bucket - self.first) // self.width
 
 
@@ -40,8 +42,9 @@ class BucketRange:
 class SpillFile:
     """A finished spill file: its name in the folder of spill files, and where its table is.
 
-    A row of the table has offset, index_bytes, num_bytes and checksum of each extent; extents may be empty. `key`, a
-    hash of what the file was written from, orders files independently of their names.
+    A row of the table has four numbers for each extent (byte range): offset, index_bytes, num_bytes and checksum.
+    Extents may be empty. `key` is a hash of what the file was written from. It orders files independently of their
+    names.
     """
 
     name: str

@@ -1,9 +1,11 @@
-"""Chooses whether documents reach their buckets (groups that become shards) in one step or in two, and does the second.
+"""Chooses whether documents reach their buckets (groups that become shards) in one step or in two, and does the second
+step.
 
-With many buckets a split of 32 MB would have about one document for each, and every document would cost a read. Then
-the spill files of the splits are divided into ranges of about sqrt(buckets) buckets only. A second step reads one range
-from some of these files and divides it into its buckets. It costs one more copy of the tokens: about a tenth of a
-build's CPU time, and as much disk as the first.
+In one step, each split (part of the input) is divided into all buckets. If there are many buckets, a split of 32 MB has
+only about one document for each bucket, so every document costs a read. With two steps, the first step divides each
+split only into ranges of about sqrt(buckets) buckets. The second step reads one range from some of the spill files, and
+divides it into its buckets. The second step copies the tokens once more. It costs about a tenth of a build's CPU time,
+and as much disk as the first step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _TEXT_BYTES_A_JOIN = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A piece of the second step: reads the documents of `buckets` from the `part`-th of `parts` of the spill files."""
+    """A task of the second step, which divides ranges of buckets into single buckets. The task reads the documents of
+    the range `buckets` from a share of the spill files. There are `parts` shares, and `part` is the number of the
+    share."""
 
     buckets: BucketRange
     part: int
@@ -34,9 +38,11 @@ class Join:
 
 
 def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
-    """Return the rows of the tables that splits write, and the pieces of the second step (none if one step is enough).
+    """Return (range, tasks) for the first and the second step in which documents reach their buckets. In a file of the
+    first step, neighbouring buckets share a row of the file's table; the range says which. The tasks make up the second
+    step, which divides the rows into single buckets. There are no tasks if one step is enough.
 
-    A piece has about _TEXT_BYTES_A_JOIN of text if buckets have TEXT_BYTES_PER_BUCKET.
+    A task reads about _TEXT_BYTES_A_JOIN of text if buckets have TEXT_BYTES_PER_BUCKET.
     """
     if buckets.total <= MOST_BUCKETS_A_FILE:
         return BucketRange(0, buckets.total), []
@@ -54,10 +60,12 @@ def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
 def join_spills(
     join: Join, *, files: Sequence[SpillFile], folder: str, buckets: Buckets, id_type: pa.DataType
 ) -> SpillFile:
-    """Copy the documents of some buckets, and the marks of held-out documents, from spill files in `folder` into a new
-    one there, and return it.
+    """Do one task of the second step, which divides ranges of buckets into single buckets. Copy the documents of
+    join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return the new file.
+    All of these files are in `folder`.
 
-    The content depends only on the content of `files`, not on their names. Memory: SpillWriter's, and one extent.
+    The content depends only on the content of `files`, not on their names. Memory holds one SpillWriter and one extent
+    (byte range of a spill file).
     """
     own = sorted((file for file in files if file.key % join.parts == join.part), key=lambda file: (file.key, file.name))
     first = join.buckets.first

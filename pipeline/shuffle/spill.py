@@ -81,8 +81,8 @@ class Index:
     groups: npt.NDArray[np.uint8]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the distinct documents, int64[distinct], ordered by id, without documents that are
-        marked as held out. Of several documents with the same id, the document with the lowest source is taken."""
+        """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents that are marked as
+        held out are left out. Of several documents with the same id, the document with the lowest source is taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, self.tokens > 0, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -98,8 +98,8 @@ class SpillWriter:
 
     The file's name begins with `name`. A random suffix keeps several attempts at the same split of the input apart.
     `bucket_of` returns the bucket of a document, from the document's id and its group (see Document), and `id_type` is
-    the Arrow type of token ids. If `buckets` is given, an extent has the documents of one row of it, and a table is
-    written for find_extents.
+    the Arrow type of token ids. An extent (byte range of the file) has documents of one bucket. If `buckets` is given,
+    an extent has documents of one of the rows of `buckets` instead, and a table for find_extents is written.
     """
 
     def __init__(
@@ -142,11 +142,13 @@ class SpillWriter:
         self._output.__exit__(kind, error, trace)
 
     def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE, group: bytes = b"") -> None:
-        """Add a document, which must have at least one token. `group` is as in Document."""
+        """Add a document, which must have at least one token. `group` is the document's group (see Document), or b"" if
+        it has none."""
         self._add(document, bucket=self._bucket_of(document.id, group), origin=origin, group=group or document.id)
 
     def mark_held_out(self, document: TokenizedDocument, *, bucket: int) -> None:
-        """Leave a mark in a training bucket, so that no copy of a held-out document stays there."""
+        """Write a mark for a held-out document into training bucket number `bucket`. Because of the mark, readers leave
+        out copies of the document in this bucket."""
         nothing = {name: getattr(document, name)[:0] for name in ("ids", "word_starts", "sentence_lengths")}
         self._add(replace(document, **nothing), bucket=bucket, origin=_NOWHERE, group=document.id)
 
@@ -164,7 +166,8 @@ class SpillWriter:
 
     @property
     def file(self) -> SpillFile:
-        """What find_extents needs to know about the file. It is known once a writer with `buckets` is closed."""
+        """The written file with its table, for find_extents. Only a writer with `buckets` has it, once the writer is
+        closed."""
         assert self._buckets is not None
         return SpillFile(storage.base_name(self.path), self._key, self._table, self._buckets)
 
@@ -209,9 +212,11 @@ class SpillWriter:
 
 
 def find_extents(files: Iterable[SpillFile], *, folder: str, bucket: int) -> list[Extent]:
-    """Return the extents of a bucket in spill files of `folder`. Raises TableError if a file has changed.
+    """Return the extents (byte ranges) with the documents of a bucket in spill files of `folder`. Raises TableError if
+    a file has changed.
 
-    One row of the table of each file is read. Extents with several buckets may have other documents too.
+    One row of the table of each file is read. If a row is for several buckets, its extents have documents of all of
+    them.
     """
     chosen = [file for file in files if 0 <= file.buckets.row_of(bucket) < file.buckets.rows and file.table.columns]
     rows = read_each(
@@ -251,14 +256,14 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
-    """Return the distinct documents in `extents` (byte ranges of spill files), ordered by id, and the number of
-    duplicates left out (with marks of held-out documents).
+    """Return (documents, number left out) for `extents` (byte ranges of spill files). The documents are distinct and
+    ordered by id. Duplicates, copies of held-out documents, and the marks of held-out documents are left out.
 
     The result does not depend on how documents are spread over extents: of equal ids, the lowest source is taken.
-    `id_type` is the Arrow type of token ids. Memory: about 3.2 bytes a token and 4 a sentence of the distinct
-    documents, whatever the number of duplicates, and one extent. Of the arrays, only `word_starts` is copied if an
-    extent has no duplicates; the others share the memory of the bytes read. Raises SpillError if a file has changed
-    since it was written.
+    `id_type` is the Arrow type of token ids. Memory holds one extent, and about 3.2 bytes a token and 4 bytes a
+    sentence of the distinct documents, whatever the number of duplicates. Of the arrays, only `word_starts` is copied
+    if an extent has no duplicates; the other arrays share the memory of the bytes read. Raises SpillError if a file has
+    changed since it was written.
     """
     sources: dict[bytes, int] = {}
     marked: set[bytes] = set()
@@ -287,10 +292,11 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
 def read_with_origins(
     extents: Iterable[Extent], *, id_type: pa.DataType
 ) -> Iterator[tuple[TokenizedDocument, Origin, bytes]]:
-    """Yield every document of the extents, in order, duplicates included, with its origin and its group (see Document)
-    or its id. Marks of held-out documents are included too, as documents without tokens. Memory: one extent.
+    """Yield (document, origin, group) for every document in `extents` (byte ranges of spill files), in order. If a
+    document has no group (see Document), its id takes the place of the group.
 
-    Raises SpillError if a file has changed since it was written.
+    Duplicates are included, and so are marks of held-out documents, as documents without tokens. Memory holds one
+    extent. Raises SpillError if a file has changed since it was written.
     """
     for index, batch in _read_batches(extents, id_type=id_type):
         names, _, numbers, groups, *origins = (column.to_pylist() for column in index.columns)
@@ -315,7 +321,8 @@ def _read_batches(
 
 
 def _documents_of(batch: pa.RecordBatch) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yield the fields of TokenizedDocument between its id and its source, for each row."""
+    """Yield a list of three arrays for each row of `batch` (a document): its token ids, word starts and sentence
+    lengths."""
     columns = [_split_list(column) for column in batch.columns]
     return map(list, zip(*columns, strict=True)) if batch.num_rows else iter(())
 
@@ -326,8 +333,8 @@ def _make_document(name: bytes, columns: Sequence[npt.NDArray[Any]], source: int
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written, the number of its bucket (group of documents) or of the bucket's row in the
-    table, its origin, and its group (see Document) or its id."""
+    """A document that waits to be written. `bucket` is the number of its bucket (group of documents) or, in a file with
+    a table, the number of the table row of this bucket. `group` is the document's group (see Document), or its id."""
 
     bucket: int
     document: TokenizedDocument

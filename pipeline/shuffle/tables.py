@@ -1,4 +1,5 @@
-"""Tables that say where the content of a file lies, row by row, so that only names of files cross the engine.
+"""Tables that say where the content of a file lies, row by row, so that an engine passes only names of files between
+workers.
 
 A row of a table has a few numbers for one bucket (a group of documents) or one partition, and a checksum. A reader that
 needs one row of each of 10,000 files makes 10,000 small reads. In return, no process holds all rows.
@@ -27,7 +28,8 @@ Found = TypeVar("Found")
 
 
 class Table(NamedTuple):
-    """Where a table lies: `columns` numbers a row from byte `offset` of a file. A row ends with its checksum."""
+    """Says where a table lies in a file. The table begins at byte `offset`, and each row has `columns` numbers and a
+    checksum."""
 
     offset: int
     columns: int

@@ -108,11 +108,11 @@ class ChunkTable:
     def tokenize(
         self, sentences: Sequence[str], *, loss: TextLoss
     ) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Return (ids, word starts, sentence lengths). The ids of all sentences are in one array, a word start is true
-        for the first token of a word, and a length is the number of tokens of a sentence (sentences without tokens are
-        left out).
+        """Return (ids, word starts, sentence lengths). The ids of all sentences are in one array. A word start is true
+        for the first token of a word. A length is the number of tokens of a sentence; sentences without tokens are left
+        out.
 
-        Add to `loss` the counts of what the tokenizer does not see.
+        Add to `loss` how much text is lost, for example because it becomes [UNK].
         """
         blocks = [self._tokenize(block, loss=loss) for block in _cut_blocks(sentences)]
         if len(blocks) == 1:
@@ -215,7 +215,11 @@ class ChunkTable:
         return self._lost_of(words, unknown=unknown, clauses=clauses)
 
     def _split_by_dictionary(self, words: Sequence[str], ids: list[int], starts: bytearray) -> TextLoss | None:
-        """Append the tokens of words that follow each other without a space, with the word starts of the dictionary."""
+        """Append the tokens of `words`, which follow each other without a space, to `ids`. Append to `starts` whether
+        each token starts a word: in scripts without spaces the dictionary decides this, elsewhere the tokenizer.
+
+        Return what is lost of the words, or None if nothing is lost.
+        """
         assert self._dictionary is not None
         marks = self._dictionary.mark("".join(words))
         begin = unknown = clauses = 0
@@ -241,7 +245,8 @@ class ChunkTable:
         return TextLoss(unknown_characters=unknown, long_words=longer, clause_characters=clauses)
 
     def _encode_sentence(self, sentence: str, ids: list[int], starts: bytearray) -> TextLoss | None:
-        """Append the tokens of a sentence to `ids` and `starts`, and return what is lost of it, if anything."""
+        """Append the ids of a sentence's tokens to `ids`, and to `starts` whether each token starts a word. Return what
+        is lost of the sentence, or None if nothing is lost."""
         encoding = self._backend.encode(sentence, add_special_tokens=False)
         ids += encoding.ids
         words = encoding.word_ids
@@ -267,9 +272,10 @@ class ChunkTable:
 
 
 def is_within_word(text: str, place: int) -> bool:
-    """Whether a vowel sign or other mark joins the characters before and at `place`, both of letters or marks.
+    """Whether the characters before and at `place` belong to one word because one of them is a mark (such as a vowel
+    sign) and the other is a letter or a mark.
 
-    The pattern of byte-level tokenizers, which is that of GPT-2, ends a word at each mark.
+    Byte-level tokenizers need this check, because their pattern, which is that of GPT-2, ends a word at each mark.
     """
     if not 0 < place < len(text):
         return False
@@ -282,7 +288,7 @@ def _of_clause(characters: int) -> int:
 
 
 def _is_dotted_i(step: dict[str, Any]) -> bool:
-    """Whether a step of a normalizer is one of those that files.bert_normalizer adds for a dotted i."""
+    """Whether a step of a normalizer lower-cases I as Turkish does. files.bert_normalizer adds such steps."""
     return step.get("type") == "Replace" and step.get("pattern") in ({"String": "I"}, {"String": "\u0130"})
 
 

@@ -1,7 +1,8 @@
 """Finds words in scripts that are written without spaces, with the dictionaries of ICU (Thai, Lao, Khmer, Burmese, Han,
 kana).
 
-It needs the package icu4py, which brings ICU itself: `pip install 'cloze[words]'`. 2 to 5 million characters a second.
+It needs the package icu4py, which brings ICU itself: `pip install 'cloze[words]'`. It reads 2 to 5 million characters a
+second.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class Dictionary:
         self._runs = _spaceless_runs()
 
     def mark(self, text: str) -> bytes:
-        """Return for each character of `text` if a word starts there: START, INSIDE a word, or BY_TOKENIZER.
+        """Return a byte for each character of `text`: START if a word starts there, INSIDE if the character continues a
+        word, or BY_TOKENIZER if the tokenizer decides.
 
-        Letters and marks of the scripts without spaces are START or INSIDE. The character after a run of them is a
-        START too. For all other characters the tokenizer decides.
+        Letters and marks of the scripts without spaces are START or INSIDE. The character after a run of such letters
+        and marks is START too. All other characters are BY_TOKENIZER.
         """
         marks = bytearray(len(text))
         for run in self._runs.finditer(text):
@@ -64,7 +66,8 @@ class Dictionary:
         return bytes(marks)
 
     def cut(self, words: Sequence[str]) -> list[list[str]]:
-        """Cut words, which follow each other without a space, at the starts that `mark` finds in them."""
+        """Cut each of `words` where the dictionary finds the start of another word in it, and return the pieces of
+        each. In the text, `words` follow each other without a space."""
         marks = self.mark("".join(words))
         parts = []
         begin = 0

@@ -92,9 +92,9 @@ def build_wordpiece(
 
 
 def longest_word(config: PipelineConfig) -> int:
-    """Return the number of characters above which the tokenizer of a vocab.txt gives [UNK] for a word.
+    """Return how many characters a word may have. The tokenizer of a vocab.txt gives [UNK] for a longer word.
 
-    It is as published, except for vocabularies that this config trains for languages without spaces.
+    The number is 100, as published. It is 500 for vocabularies that this config trains for languages without spaces.
     """
     trains = config.vocabulary.train or config.vocabulary.path is None
     return SPACELESS_WORD_CHARACTERS if trains and config.dictionary_words else MAX_WORD_CHARACTERS
@@ -104,8 +104,8 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
     """Return BERT's normalizer, which removes control characters and puts spaces around Chinese characters. If
     `strip_accents` is None, accents are stripped if `lowercase` is true.
 
-    NFC (composition of characters) follows, as in the pipeline's cleaning. It is left out only if the normalizer strips
-    accents, which decomposes all characters, and `recompose` is false. With `dotted_i` and `lowercase`, I becomes a
+    Stripping accents decomposes all characters. NFC (composition of characters) follows, as in the pipeline's cleaning.
+    NFC is left out only if accents are stripped and `recompose` is false. With `dotted_i` and `lowercase`, I becomes a
     dotless i first, as in Turkish.
     """
     bert = normalizers.BertNormalizer(
@@ -120,9 +120,11 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
 
 
 def add_composition(backend: Tokenizer) -> None:
-    """Add NFC (composition of characters) to the normalizer of `backend`, unless decomposed text gives the same anyway.
+    """Add NFC (composition of characters) to the normalizer of `backend`, unless the normalizer already makes composed
+    and decomposed text equal.
 
-    The pipeline's text is always in NFC, so the ids of a data set do not change. But a model may meet other text later.
+    The pipeline's text is always in NFC, so the ids of a data set do not change. But the model may later meet text that
+    is not in NFC.
     """
     normalizer = backend.normalizer
     if normalizer is not None and all(
@@ -143,8 +145,9 @@ def word_rules(settings: VocabularyConfig, *, dotted_i: bool = False) -> tuple[A
     """Return (normalizer, pre-tokenizer). These objects of the `tokenizers` library say how text is divided into words
     when a vocabulary is trained.
 
-    `dotted_i` as in bert_normalizer. Stripping accents decomposes characters, also Hangul syllables into jamo
-    (letters). Afterwards the text is composed again, unless the settings ask for jamo.
+    If text is lower-cased and `dotted_i` is true, I becomes a dotless i, as in Turkish. Stripping accents decomposes
+    characters, also Hangul syllables into jamo (letters). Afterwards the text is composed again, unless the settings
+    ask for jamo.
     """
     if settings.algorithm != "byte_level_bpe":
         normalizer = bert_normalizer(

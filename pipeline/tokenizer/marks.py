@@ -26,8 +26,8 @@ _BEYOND_BASIC = (0x10000, 0x1E960)
 
 
 class MarkCount(NamedTuple):
-    """Counts by script: `found` marks in a text, `lost`, those of them that the normalizer removes, and `letters`, all
-    letters and marks of the script."""
+    """Counts of a text by script. `found` counts the marks of the text, `lost` counts the marks that the normalizer
+    removes, and `letters` counts all letters and marks of the script."""
 
     found: Counter[str]
     lost: Counter[str]
@@ -35,10 +35,12 @@ class MarkCount(NamedTuple):
 
 
 class LostMarks:
-    """Counts marks that a normalizer removes. If it removes none, `scripts` is empty, and counting costs nothing."""
+    """Counts the marks of a text that a normalizer removes. `scripts` lists the scripts that lose marks. If it is
+    empty, counting costs nothing."""
 
     def __init__(self, normalizer: Any | None) -> None:
-        """Try every letter with a mark on a normalizer of the `tokenizers` library (20 ms)."""
+        """Find the marks that a normalizer of the `tokenizers` library removes, by trying it on every letter with a
+        mark (20 ms)."""
         marked = letters_with_marks()
         self._lost: dict[str, int] = {}
         """The number of marks lost of each letter that loses any."""
@@ -60,8 +62,8 @@ class LostMarks:
         self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
     def count(self, text: str) -> MarkCount | None:
-        """Return the counts of `text`, which is not normalized yet, for the scripts that lose marks. Return None if it
-        has no letter of such a script."""
+        """Return the counts of `text`, which is not normalized yet. Only scripts of which the normalizer removes marks
+        are counted. Return None if `text` has no letter of such a script."""
         if not self._scripts or text.isascii():
             return None
         counts = MarkCount(Counter(), Counter(), Counter())
@@ -77,7 +79,8 @@ class LostMarks:
 
 @cache
 def letters_with_marks() -> dict[str, Counter[str]]:
-    """Return every character with marks that are letters (in NFD), and the number of its marks by script."""
+    """Return a dict with every character that has marks once it is decomposed (NFD). The value is the number of the
+    marks by script. Only marks that are letters count, such as the vowel signs of Devanagari."""
     found = {}
     for letter in _every_letter():
         if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:
@@ -89,8 +92,8 @@ def letters_with_marks() -> dict[str, Counter[str]]:
 
 @cache
 def letters_by_script() -> dict[str, str]:
-    """Return the script of each letter and mark of the scripts whose marks are letters, as letters_with_marks names
-    it."""
+    """Return a dict from each letter or mark to its script, for all scripts whose marks are letters. A script is named
+    by the first word of its Unicode names; all kana is KANA."""
     scripts = {script for found in letters_with_marks().values() for script in found}
     named = {}
     for letter in _every_letter():
@@ -109,14 +112,16 @@ def _every_letter() -> Iterator[str]:
 
 
 def _find_marks(text: str) -> Counter[str]:
-    """Return the number of marks that are letters in the decomposed text, by script."""
+    """Decompose a text (NFD), and return how many marks it then has, by script. Only marks that are letters count, such
+    as the vowel signs of Devanagari."""
     scripts = (_script_of(mark) for mark in unicodedata.normalize("NFD", text))
     return Counter(script for script in scripts if script is not None)
 
 
 @cache
 def _script_of(character: str) -> str | None:
-    """Return the script of a mark, as the first word of its Unicode name; None if it is no mark, or is not a letter."""
+    """Return the script of a mark, named by the first word of the mark's Unicode name. Return None if the character is
+    not a mark, or is only an accent or an optional point."""
     if unicodedata.category(character) not in _MARKS:
         return None
     name = unicodedata.name(character, "").removeprefix("COMBINING KATAKANA").removeprefix("-")

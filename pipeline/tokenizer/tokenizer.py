@@ -123,7 +123,7 @@ class WordTokenizer:
     ) -> WordTokenizer:
         """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
-        The keywords, which build_wordpiece explains, tell how to treat text with a vocab.txt. They are ignored for a
+        The keywords say how text is treated with a vocab.txt (see build_wordpiece). They are ignored for a
         tokenizer.json, which has these settings itself. Raises ValueError, which names the file and what is wrong with
         the file.
         """
@@ -153,11 +153,12 @@ class WordTokenizer:
     def tokenize_and_count(
         self, document: Document, *, language: str = "", dictionary: bool = False
     ) -> tuple[TokenizedDocument, TextLoss]:
-        """Return the document as `tokenize` does, and counts of what the tokenizer does not see of it.
+        """Return the document as `tokenize` does, and counts of the text that is lost, for example because it becomes
+        [UNK].
 
-        `language` is a code such as tr. If it has a dotted i and the tokenizer lower-cases, I becomes a dotless i. With
-        `dictionary`, words of scripts without spaces start where a dictionary of this language finds them. Ids do not
-        depend on it.
+        `language` is a code such as tr. If the language has a dotted i and the tokenizer lower-cases, I becomes a
+        dotless i. With `dictionary`, a dictionary of the language finds where words start in scripts without spaces.
+        The ids are the same with and without `dictionary`.
         """
         words_of = language if dictionary else ""
         if words_of not in self._tables:

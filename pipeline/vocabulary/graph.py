@@ -1,8 +1,8 @@
 """The Beam graph that counts words and keeps the most frequent ones.
 
-A worker counts the words of a group of splits (ranges of input files), because a thousand small files one by one take
-twice as long. Words are divided into parts by hash. For each part, the worker writes a run (sorted counts). Then the
-runs of each part are merged.
+A worker counts the words of a group of splits (ranges of input files) at a time, because counting a thousand small
+files one by one takes twice as long. Words are divided into parts by hash. For each part, the worker writes a run
+(sorted counts). Then the runs of each part are merged.
 
 Only names and places of files cross the shuffle. A worker needs memory for a WordCounter and for the words that are
 kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
@@ -52,7 +52,7 @@ class WordContext:
 
     @property
     def exchange(self) -> str:
-        """The folder for progress counts and failures."""
+        """The folder to which workers write how far they are and what failed."""
         return self.notes or self.folder
 
 

@@ -1,4 +1,5 @@
-"""Refuses vocabularies that would make different words one, because their normalizer removes marks that are letters."""
+"""Refuses vocabularies that would turn different words into one word, because their normalizer removes marks that are
+letters."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ def has_dotted_i(config: PipelineConfig) -> bool:
 def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | None, splits: Sequence[Split]) -> None:
     """Raise ConfigError if the normalizer removes over 1% of the marks of a script in which a source is written.
 
-    `tokenizer` is the given vocabulary; None if one will be trained. The source's language tells the script. For
-    sources in an unexpected script, the beginnings of some of `splits` are read too. A normalizer that removes no marks
-    costs nothing.
+    `tokenizer` has the given vocabulary; it is None if a vocabulary will be trained. The source's language tells the
+    script. Because a source may have text in other scripts, the beginnings of some of `splits` are read too. Nothing is
+    read for a normalizer that removes no marks.
     """
     if tokenizer is None:
         marks = LostMarks(word_rules(config.vocabulary, dotted_i=has_dotted_i(config))[0])
@@ -78,8 +79,9 @@ def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
 
 
 def _find_lost(loss: TextLoss, *, characters: int, most: float, source: SourceConfig) -> str | None:
-    """Return the script that lost most marks among those that lost over MOST_LOST of their marks and make up more than
-    the share `most` of the text's `characters`; None if there is none."""
+    """Return a script that lost more than the share MOST_LOST of its marks, or None if there is none. If there are
+    several, return the one that lost most marks. Scripts whose letters and marks are at most the share `most` of all
+    `characters` are ignored."""
     for script, number in loss.lost_marks.most_common():
         if script == "HEBREW" and script not in _own_scripts(source.language):
             continue
@@ -89,9 +91,10 @@ def _find_lost(loss: TextLoss, *, characters: int, most: float, source: SourceCo
 
 
 def _own_scripts(language: str) -> set[str]:
-    """Return the scripts of a language, as LostMarks names them; none if it may be in Latin letters too.
+    """Return the scripts of a language, named like the scripts of LostMarks. Return no script if the language may be
+    written in Latin letters too.
 
-    The points of Hebrew are letters in Yiddish only.
+    Hebrew script counts for Yiddish only, because only there the points are letters.
     """
     scripts = scripts_of(language)
     if "LATIN" in scripts or ("HEBREW" in scripts and language != "yi"):

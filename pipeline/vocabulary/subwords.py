@@ -106,8 +106,8 @@ def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[lis
 
     The rarest characters, and the words that contain one of them, are left out. These characters make up at most 1 in
     100,000 of the text, or 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet
-    always has every byte. A word with JOINT is within a clause: its first character has the ## of WordPiece too, its
-    last one no end of BPE.
+    always has every byte. JOINT at a side of a word says that the text goes on there without a space. In WordPiece the
+    first character of such a word has ## too, and in BPE the last character has no end-of-word mark.
     """
     spelled_words = sorted(word for word, count in word_counts.items() if word.strip(JOINT) and count > 0)
     counts = np.array([word_counts[word] for word in spelled_words], np.int64)

@@ -71,8 +71,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a subword vocabulary with the configured algorithm, and return a tokenizer that uses it.
 
-    `dotted_i` and `max_word_characters` are as in build_wordpiece. Raises ValueError if settings.size is too small for
-    the alphabet. Logs a warning if the text yields fewer tokens than settings.size.
+    If text is lower-cased and `dotted_i` is true, I becomes a dotless i, as in Turkish. In WordPiece, words of more
+    than `max_word_characters` become [UNK]. Raises ValueError if settings.size is too small for the alphabet. Logs a
+    warning if the text yields fewer tokens than settings.size.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
@@ -111,7 +112,8 @@ def train_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json) in one step.
+    """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json). The file appears
+    complete or not at all.
 
     The words are counted on the Dask `cluster` if given. All workers must be able to reach the folder that contains
     `path`. The folder may be on an object store. Raises ConfigError if the file name does not fit the algorithm, and
@@ -206,7 +208,8 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
 
 
 def check_name(path: Path, *, settings: VocabularyConfig) -> None:
-    """Raise ConfigError if a vocabulary of the algorithm in `settings` cannot be written to `path`."""
+    """Raise ConfigError if the file name in `path` does not fit the algorithm in `settings`: BPE needs .json, and
+    WordPiece needs .txt or .json."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":
@@ -227,7 +230,8 @@ def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
 
 
 def open_vocabulary(config: PipelineConfig, path: str | Path) -> WordTokenizer:
-    """Return the tokenizer of a vocab.txt or tokenizer.json, with the config's treatment of text for a vocab.txt."""
+    """Return the tokenizer of a vocab.txt or tokenizer.json. A vocab.txt does not say how text is treated (such as
+    lower case), so the config says it."""
     settings = config.vocabulary
     return WordTokenizer.from_path(
         path,

@@ -73,7 +73,8 @@ class WordCounter:
         joint: JointSide = "none",
         max_entries: int = _MAX_ENTRIES,
     ) -> None:
-        """`joint` is the side at which words within a clause without spaces are marked with JOINT."""
+        """`joint` says at which side of a word JOINT is put if the text goes on there without a space: "before" the
+        word, "after" it, or at neither side ("none")."""
         self._joint = joint
         self._normalizer, self._splitter = normalizer, splitter
         self._folder, self._name, self._max_entries = str(folder), name, max_entries
@@ -124,7 +125,9 @@ class WordCounter:
         self._chunks.clear()
 
     def _cutter(self, language: str) -> Callable[[list[str]], list[str]]:
-        """Return a function that cuts words, which follow each other without a space, into words of a dictionary."""
+        """Return a function that cuts words where a dictionary of `language` finds the start of another word. In the
+        text, the words that the function gets follow each other without a space. If `language` is empty, the function
+        changes nothing."""
         if not language:
             return lambda words: words
         dictionary = self._dictionaries.setdefault(language, Dictionary(language))
@@ -161,7 +164,8 @@ class WordCounter:
 
 
 def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
-    """Cut words that are spelled in bytes, with a space in front of the first word of a clause only."""
+    """Cut words where a dictionary finds the start of another word, and return the pieces. Words and pieces are spelled
+    in bytes, as byte-level BPE does it. A space in front of a word stays with the word's first piece."""
     cut: list[str] = []
     for word, parts in zip(words, dictionary.cut([_FROM_BYTES.decode([word]) for word in words]), strict=True):
         if parts[0] == " " and len(parts) > 1:
@@ -189,7 +193,7 @@ def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) ->
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
     """Write the `limit` most frequent words of several files to a new file in `folder`, and return the new file's path.
 
-    write_most_common made the files at `paths`. No word may be in two of them.
+    write_most_common made the files at `paths`. No word may be in two of these files.
     """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
