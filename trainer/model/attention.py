@@ -50,8 +50,8 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
     """Return softmax(q k^T / sqrt(d)) v of each sequence, [T, heads, d], with sequences padded to equal length.
 
     This is the reference for the other backends. On a CPU, `seed` gives the same dropout mask as in attention_cpu.py
-    and in our GPU kernel. Because this mask is applied to all attention weights at once, all of them are in memory. On
-    a GPU, `seed` is ignored and torch draws the mask.
+    and in our GPU kernel. Because this mask is applied to all attention weights at once, all attention weights are in
+    memory. On a GPU, `seed` is ignored and torch draws the mask.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
@@ -119,8 +119,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return the output of self-attention, [T, width], for `hidden` [T, width].
 
-        `seeds` is a row of dropout.draw_seeds. If `with_bias_gradient` is false, another module computes the gradient
-        of the output layer's bias.
+        `seeds` is one row of the result of dropout.draw_seeds. If `with_bias_gradient` is false, another module
+        computes the gradient of the output layer's bias.
         """
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)

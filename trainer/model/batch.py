@@ -24,9 +24,9 @@ __all__ = ["NO_LABEL", "Batch", "MicroBatch", "MicroBatchShape", "to_batch"]
 class Batch:
     """One micro-batch on a device: T tokens in S sequences, P sentence pairs, M masked positions.
 
-    With constant shapes, T, S, P and M are the maxima in MicroBatchShape; otherwise they are the micro-batch's own
-    numbers. The pairs are the first sequences, in order. Dummies fill the unused places of the tensors: sequences of
-    [PAD] for tokens, and entries of weight zero for pairs and masked positions. Empty sequences come last.
+    With constant shapes, T, S, P and M are the maxima in MicroBatchShape. Otherwise they are the counts of this
+    micro-batch, but never 0. Each pair is one sequence. The pairs come first, then dummy sequences of [PAD], then empty
+    sequences. Dummy pairs and dummy masked positions, of weight zero, fill the unused places.
     """
 
     input_ids: Tensor
@@ -151,10 +151,10 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 
 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
-    """Fill `offsets` with 0, the end of each pair, and the ends of dummy sequences (padding) of `longest` tokens each.
+    """Write the bounds of all sequences into `offsets`: 0, the end of each pair, then the end of each dummy sequence.
 
-    No end exceeds `size`. After the first end that equals `size`, all elements are `size`, so the remaining sequences
-    are empty.
+    A dummy sequence (padding) has `longest` tokens, or fewer where it would go beyond `size`. Sequences that begin at
+    `size` are empty.
     """
     offsets[0] = 0
     pairs = 0

@@ -65,9 +65,9 @@ class BertForPretraining(nn.Module):
     them, and exports leave them out.
 
     Weights are drawn from a normal distribution truncated at two standard deviations, as in google-research/bert. The
-    deviation is 0.02. Each tensor has a random generator of its own, seeded from `seed` and the tensor's name. Biases
-    are zero and LayerNorm weights one. With initial_weights=scaled in the config, the deviations differ, and so does
-    the first layer of the masked-LM head.
+    standard deviation is 0.02. Each tensor has a random generator of its own, seeded from `seed` and the tensor's name.
+    Biases are zero and LayerNorm weights one. With initial_weights=scaled in the config, other standard deviations are
+    used, and the first layer of the masked-LM head starts with other weights.
     """
 
     def __init__(self, config: ModelConfig, *, vocabulary_size: int, seed: int = 0) -> None:
@@ -121,8 +121,9 @@ class BertForPretraining(nn.Module):
         return self.encoder(hidden, layout=layout, seeds=seeds[1:])  # type: ignore[no-any-return]
 
     def num_parameters(self, *, heads: bool = True) -> int:
-        """Return the number of parameters, counted like in transformers: the tied weight once, and no padding rows.
+        """Return the number of parameters, as transformers counts them.
 
+        The tied weight counts once. The extra rows that round up the word table do not count.
         With heads=False only embeddings, encoder and pooler count, like in BertModel.
         """
         total = sum(
@@ -138,7 +139,8 @@ class BertForPretraining(nn.Module):
 def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> None:
     """Set all weights in place: draw each matrix at random, set biases to 0 and LayerNorm weights to 1.
 
-    If `scaled`, other deviations are used, and the masked-LM head starts differently (see ModelConfig.initial_weights).
+    If `scaled`, other standard deviations are used, and the masked-LM head starts with other weights (see
+    ModelConfig.initial_weights).
     A matrix depends only on `scaled`, `seed`, and the parameter's name and shape. The inverse of the normal
     distribution function turns uniform numbers into weights in one pass, which takes 15 ns per element.
     nn.init.trunc_normal_ takes 100 ns, because it redraws until all values fit.

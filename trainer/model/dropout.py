@@ -32,8 +32,8 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
     """Return a bool mask [rows, columns]. Each element is False (dropped) with `probability`.
 
-    The random number of an element is the product of its row's key, an odd number, and its column's key. The keys are
-    hashes. The first of the int32 `seeds` goes into the row keys, and the second into the column keys.
+    The random number of an element is the product of two hashes: a row key, made odd, and a column key. The first of
+    the int32 `seeds` goes into the row keys, and the second into the column keys.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
@@ -61,7 +61,10 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
-        """Return `x` after dropout, in its shape and type. `seeds` is the row of draw_seeds for this use of dropout."""
+        """Return `x` after dropout, in its shape and type.
+
+        `seeds` is the row that draw_seeds returned for this use of dropout.
+        """
         if not self.training or self.probability == 0.0:
             return x
         return hash_dropout(x, self.probability, seeds=seeds)

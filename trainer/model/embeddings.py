@@ -29,7 +29,8 @@ class Embeddings(nn.Module):
     def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor, seeds: Tensor) -> Tensor:
         """Return the embedding of each token, [T, width].
 
-        `input_ids`, `segment_ids` and `position_ids` are int64 [T]. `seeds` is a row of dropout.draw_seeds.
+        `input_ids`, `segment_ids` and `position_ids` are int64 [T]. `seeds` is one row of the result of
+        dropout.draw_seeds.
         """
         hidden: Tensor = self.word(input_ids) + self.segment(segment_ids) + self.position(position_ids)
         if self.norm is not None:

@@ -52,8 +52,8 @@ class MaskedLanguageHead(nn.Module):
         """Return logits [M, rows of the word table] for the hidden states of masked positions, `hidden` [M, width].
 
         If labels and weights are given, return the result of linear_cross_entropy_sum instead: loss sum, number of
-        correct predictions, and losses [M]. The padding rows of the word table get the logit PADDED_LOGIT, so they get
-        neither probability nor gradient.
+        correct predictions, and losses [M]. The extra rows that round up the word table get the logit PADDED_LOGIT,
+        so they get neither probability nor gradient.
         """
         hidden = self.norm(self.activation(self.dense(hidden)))
         num_padding = self.tied_weight.shape[0] - self.bias.shape[0]

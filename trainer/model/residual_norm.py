@@ -53,9 +53,9 @@ class ResidualNorm(nn.LayerNorm):
 
         A gradient sink is a second output that receives one of the two gradients of the result (see ResidualNorm). Both
         outputs are [T, width], like the first three arguments. The argument `gradient_sink` is the sink of `residual`.
-        `seeds` is a row of dropout.draw_seeds. If the GPU kernels run (is_fused), `branch_bias` is the bias that
-        `branch` already includes, and the gradient of this bias is computed here. Otherwise `branch_bias` is None, and
-        the gradient goes to `residual` instead of `gradient_sink`.
+        `seeds` is one row of the result of dropout.draw_seeds. If the GPU kernels run (is_fused), `branch_bias` is the
+        bias that `branch` already includes, and the gradient of this bias is computed here. Otherwise `branch_bias` is
+        None. Then `gradient_sink` is not used, and `residual` gets its gradient directly.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -112,11 +112,12 @@ def residual_norm_backward(
     sink_gradient: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors: the gradients of branch and residual, and [3, columns] for weight, bias and branch_bias.
+    """Return the gradient of branch, the gradient of residual, and the gradients of weight, bias and branch_bias.
 
-    `mean` and `rstd` (inverse standard deviation) are what residual_norm returned. The model uses the result of
-    residual_norm twice. `upstream` is the gradient from one use. `sink_gradient` is the gradient from the other use,
-    which arrived through the gradient sink (see ResidualNorm). It is None if only one use has a gradient.
+    The last three gradients are the rows of one tensor [3, columns].     `mean` and `rstd` (inverse standard deviation)
+    are what residual_norm returned. The model uses the result of residual_norm twice. `upstream` is the gradient from
+    one use. `sink_gradient` is the gradient from the other use, which arrived through the gradient sink (see
+    ResidualNorm). It is None if only one use has a gradient.
     """
     from trainer.model.kernels import residual_norm as kernels
 

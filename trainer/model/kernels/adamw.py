@@ -22,7 +22,7 @@ def adamw_kernel(
     weight_ptr, exp_avg_ptr, exp_avg_sq_ptr, gradient_ptr, model_weight_ptr, divisor_ptr, skip_ptr,
     rate, inverse_root, shrink, beta1, beta2, epsilon, numel, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Take the AdamW step of `update` for one block of elements. Write nothing if *skip_ptr is not zero."""
+    """Take one AdamW step (see `update`) for one block of elements. Write nothing if *skip_ptr is not zero."""
     if tl.load(skip_ptr) == 0.0:
         places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = places < numel
@@ -58,8 +58,8 @@ def update(
 
     `weight` and the moments `exp_avg` and `exp_avg_sq` are fp32. `gradient` has any float type and is divided by
     `divisor`. `model_weights` gets a copy of the new weights in its own type. These five tensors are 1-D, contiguous
-    and of one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not zero, nothing changes. An
-    infinite step sets the bias corrections to 1.
+    and of one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not zero, nothing changes. If
+    `step` is infinite, the bias corrections are 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](

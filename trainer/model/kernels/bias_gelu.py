@@ -1,10 +1,10 @@
 """GELU on a GPU, as fast as memory allows. Backward also computes the gradient of the bias added just before GELU.
 
-GELU(x) is x Phi(x), with the normal distribution function Phi. Computing Phi by erf would take longer than moving the
-numbers. So 1 - Phi is computed as a polynomial of 1 / (1 + p x) times exp(-x^2 / 2) (Abramowitz and Stegun 7.1.26),
-with an error of at most 3e-7. The gradient needs the same exponential. Backward sums the gradient over the rows in the
-same pass, in a fixed order. This sum is the gradient of the bias, so the widest tensor of a layer is not read again to
-compute it.
+GELU(x) is x Phi(x), with the normal distribution function Phi. Computing Phi by erf would take longer than reading x
+and writing the result. So 1 - Phi is computed as a polynomial of 1 / (1 + p x) times exp(-x^2 / 2) (Abramowitz and
+Stegun 7.1.26), with an error of at most 3e-7. The gradient needs the same exponential. In the same pass, backward sums
+the gradient over the rows, in a fixed order. This sum is the gradient of the bias, so the bias needs no second pass
+over the widest tensor of a layer.
 """
 
 from __future__ import annotations

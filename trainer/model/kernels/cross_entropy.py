@@ -1,7 +1,7 @@
 """Computes the cross-entropy of rows of logits, and writes its gradient over the logits, with one pass over memory.
 
-One program takes one row. It reads the row twice, the second time from the cache. A row of 30,522 words in bf16 has 61
-kB, so the rows of all programs that run at once easily fit the L2 cache of an H100.
+One program takes one row. It reads the row twice, the second time from the cache. A row of 30,522 logits in bf16 takes
+61 kB, so the rows of all programs that run at once easily fit the L2 cache of an H100.
 """
 
 from __future__ import annotations

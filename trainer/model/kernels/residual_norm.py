@@ -23,7 +23,7 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 
 @triton.jit
 def _keys(seeds_ptr, rows, columns):
-    """Return uint32 keys (hashes for dropout) for `rows` and for `columns`. `rows` may be one row.
+    """Return uint32 keys (hashes for dropout) for `rows` and for `columns`. `rows` may be the index of one row.
 
     The product of a row's key and a column's key, as int32, is the random number that decides about dropout.
     """
@@ -155,11 +155,12 @@ def backward(
     dropout: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors: the gradients of branch and residual, and [3, columns] for weight, bias and branch_bias.
+    """Return the gradient of branch, the gradient of residual, and the gradients of weight, bias and branch_bias.
 
-    mean and rstd (inverse standard deviation) are what `forward` returned. The model uses the result of `forward`
-    twice. `upstream` and `sink_gradient` are the result's gradients from these two uses, and the kernel adds them. All
-    tensors are contiguous. `tiles` replaces the launch settings BACKWARD_TILES.
+    The last three gradients are the rows of one tensor [3, columns].     mean and rstd (inverse standard deviation) are
+    what `forward` returned. The model uses the result of `forward` twice. `upstream` and `sink_gradient` are the
+    result's gradients from these two uses, and the kernel adds them. All tensors are contiguous. `tiles` replaces the
+    launch settings BACKWARD_TILES.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape

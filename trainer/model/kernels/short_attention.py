@@ -4,7 +4,8 @@ One program takes a tile of queries (or of keys) in one head of one sequence and
 online softmax as in FlashAttention 2 (Dao 2023). Backward has no helper kernels: one pass computes dQ and the row sums
 of dO * O, and a second pass computes dK and dV. So there are no atomic additions, and the result is deterministic. The
 dropout mask is a function of (seed, head, token, column). Each element of the mask takes one 32-bit product of a row
-key and a column key, which backward computes again. Scores are in units of log2, so that exp2 needs no extra product.
+key and a column key. Backward computes the mask again. Scores are in units of log2, so that exp2 needs no extra
+product.
 """
 
 from __future__ import annotations
