@@ -2,8 +2,8 @@
 
 When the cluster grows, Ray Train by itself would end the workers without a checkpoint. It would also count nodes that
 will soon go away as room for workers. So the driver (the process of the command) inspects the nodes itself. If a node
-will go away or there is room, it asks the workers to write a checkpoint and end. Each inspection makes three calls to
-Ray's head node.
+will go away or there is room, the driver asks the workers to write a checkpoint and end. Each inspection makes three
+calls to Ray's head node.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
 
     Each worker needs the resources `per_worker`. If some nodes will go away, the workers must fit on the nodes that
     stay. Otherwise the present nodes set no limit for workers on GPUs, because an autoscaler may add nodes. Workers on
-    CPUs must always fit the CPUs of the nodes that stay, and leave INGEST_CPUS CPUs for reading data.
+    CPUs must always fit the CPUs of the nodes that stay, and leave some of these CPUs (INGEST_CPUS) for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -89,10 +89,10 @@ def max_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources
 def next_group_size(nodes: Nodes, *, least: int, most: int, per_worker: Resources) -> int:
     """Return the number of workers to request from Ray now, between `least` and `most`.
 
-    Each worker needs the resources `per_worker`. If at least `least` workers fit on the present nodes, return the
-    number that fit. A larger request could hang, because Ray Train still counts nodes that have just gone. If fewer
-    than `least` fit, Ray has to wait for nodes anyway. Then return the largest number that the cluster could reach (see
-    max_group_size).
+    Each worker needs the resources `per_worker`. If the present nodes have room for the smallest number (`least`) or
+    more, return how many workers fit. A larger request could hang, because Ray Train still counts nodes that have just
+    gone. If too few workers fit, Ray has to wait for nodes anyway. Then return the largest number that the cluster
+    could reach (see max_group_size).
     """
     max_size = max_group_size(nodes, least=least, most=most, per_worker=per_worker)
     places = count_places(nodes.total, per_worker=per_worker, without=nodes.leaving)
@@ -170,9 +170,9 @@ class GroupWatch:
     def reason_to_pause(self, worker_nodes: Sequence[str], *, world_size: int) -> str | None:
         """Return why the group of workers should write a checkpoint and end now, or None if it should continue.
 
-        `worker_nodes` lists the node of each worker that has started. As long as fewer than `world_size` workers have
-        started, return None. If the last restart did not get more workers (another job took the room), the time until
-        the next search for room doubles.
+        `worker_nodes` lists the node of each worker that has started, and `world_size` is the size of the group. Until
+        all workers of the group have started, return None. If the last restart did not get more workers (another job
+        took the room), the time until the next search for room doubles.
         """
         if not worker_nodes or len(worker_nodes) < world_size:
             return None

@@ -87,8 +87,8 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
     """Yield the lines of a table of training rates, with one row for each GPU in SHOWN_GPUS.
 
-    A row states the tokens per second of one GPU of this kind, and the hours that the run takes on `config.workers`
-    such GPUs. `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in
+    A row states the tokens per second of one GPU of this kind, and the hours that the run takes if each worker has such
+    a GPU. `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in
     these steps.
     """
     size, gpus = config.model.size, count_of(config.workers, "GPU")
@@ -107,9 +107,10 @@ def plan_without_data(
     """Plan a run if at least one of its data sets is missing. Return the same kind of result as preflight.check, after
     fewer checks.
 
-    Each missing data set is assumed to have `rows` training rows with `tokens` tokens in total. `gpu` names the GPU
-    whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that already holds a run
-    is refused. Raises ValueError if no data set is missing, or if the config does not fit data sets of this size.
+    `rows` and `tokens` are the assumed numbers of training rows and training tokens in each missing data set. `gpu`
+    names the GPU whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that
+    already holds a run is refused. Raises ValueError if no data set is missing, or if the config does not fit data sets
+    of this size.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -135,10 +136,10 @@ def plan_without_data(
 
 
 def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
-    """Return the manifest of an assumed data set: `rows` rows of almost equal length with `tokens` tokens in total.
+    """Return the manifest of an assumed data set, whose rows have almost equal lengths.
 
-    Raises ConfigError if the mean row would have fewer than 5 tokens (the shortest pair of texts) or more than
-    `longest`.
+    `rows` and `tokens` say how many rows and tokens the data set has. Raises ConfigError if the mean row would have
+    fewer than 5 tokens (the shortest pair of texts) or more tokens than `longest` allows.
     """
     if not 5 * rows <= tokens <= longest * rows:
         raise ConfigError(

@@ -165,9 +165,10 @@ def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the source's config, or None if the branch does not continue the source's plan (order of the data).
+    """Return the config of the source, which is the run from whose checkpoint this run starts.
 
-    A branch is a run that starts from a checkpoint of another run, the source. `config` is the config of the branch.
+    Return None if this run does not continue the source's plan (the order of the data). `config` is the config of this
+    run.
     """
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
@@ -181,7 +182,7 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Check that no document that a branch holds out was trained on, neither by the branch nor before the branch began.
+    """Check that neither a branch nor the run before it trained on the branch's held-out documents.
 
     A branch is a run that starts from another run's checkpoint. `config` is the config of the branch. Returns warnings
     about what cannot be checked. Raises ConfigError if a held-out document was trained on.

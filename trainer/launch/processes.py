@@ -65,11 +65,11 @@ def run_in_processes(
 ) -> Outcome:
     """Run all workers to the end and return their outcome.
 
-    `say` shows a line to the user, and `lease_token` belongs to the job's lease (sole right to write) on the run
-    directory. `watch`, if given, must be picklable. Each worker then calls `watch(link, place)`, where `link` is the
-    worker's connection to this process. The call returns a context manager, inside which the worker runs. This context
-    manager yields the link that the worker uses in place of `link`. Raises ConfigError for bad input, and WorkerError,
-    whose message names the worker, for any other failure.
+    `say` shows a line to the user. `lease_token` identifies the job's lease (sole right to write) on the run directory.
+    If `watch` is given, each worker calls `watch(link, place)`. There, `link` is the worker's connection to this
+    process, and `place` holds the worker's rank. The call returns a context manager, inside which the worker runs. This
+    context manager yields the link that the worker uses instead of `link`. `watch` must be picklable. Raises
+    ConfigError for bad input, and WorkerError for any other failure. The message of a WorkerError names the worker.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

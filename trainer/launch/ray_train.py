@@ -1,9 +1,9 @@
 """Run the workers under Ray Train, on the cluster at RAY_ADDRESS (set in a submitted job) or on a local Ray.
 
 If CPUs or GPUs are missing, Ray waits for them silently. So before it starts anything, this module checks that the
-logical CPUs and GPUs suffice for the workers and for reading data. A group of workers (all workers of one start) ends
-with a checkpoint if a node will go away or there is room for more workers (elastic.py). Then restarts.py starts the
-next group.
+logical CPUs and GPUs suffice for the workers and for reading data. A group of workers (all workers of one start)
+writes a checkpoint and ends if a node will go away or there is room for more workers (elastic.py). Then restarts.py
+starts the next group.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
-    """Return the size of a local Ray's object store: twice what workers read ahead, and 256 MiB for Ray itself."""
+    """Return the bytes of a local Ray's object store: twice the data that workers read ahead, plus 256 MiB for Ray."""
     return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
 
 

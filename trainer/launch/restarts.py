@@ -24,7 +24,7 @@ def run_attempts(
     """Call `attempt`, which starts the workers, again and again until the run is finished or asked to stop.
 
     Returns the outcome of the last call. `checkpoints` lists the run's checkpoints before the first call. If a call
-    returns early although nobody asked the run to stop, the next call may start another number of workers. Raises
+    returns early although nobody asked the run to stop, the next call may start more or fewer workers. Raises
     WorkerError once workers were lost more than max_restarts times in a row without a new checkpoint. ClusterError and
     errors of the input are raised at once.
     """
