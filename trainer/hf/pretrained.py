@@ -214,9 +214,10 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
 
 
 def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
-    """Raise PretrainedError if a model of `config` with the folder's weights would give other logits than the folder's.
+    """Raise PretrainedError if `config` does not describe the model in `folder`.
 
-    `settings` is the content of the folder's config.json.
+    Without this check, the trainer's model could give other logits than transformers with the same weights. `settings`
+    is the content of the folder's config.json.
     """
     heads = f"model.size={config.size} has"
     accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES

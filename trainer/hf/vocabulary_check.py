@@ -18,7 +18,7 @@ class Vocabulary:
     """Everything that decides which ids a text gets: the tokens in the order of their ids, and how text is split.
 
     `splitting` holds the parts "model", "normalizer" and "pre_tokenizer" of tokenizer.json by name. It is None if the
-    folder has only a vocab.txt, which lists the tokens alone.
+    folder has only a vocab.txt, which lists only the tokens.
     """
 
     tokens: tuple[str, ...]

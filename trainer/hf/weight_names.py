@@ -1,8 +1,8 @@
 """Converts the trainer's weights and settings to transformers' names and back.
 
 trainer.export converts to transformers' names, and pretrained.py converts back. A post-LN model is transformers'
-`bert`, and a pre-LN model `megatron-bert`. All tensors are the same on both sides, with two exceptions: for
-transformers, the word table loses its padding rows, and qkv is split into query, key and value.
+`bert`, and a pre-LN model is `megatron-bert`. All tensors are the same on both sides, with two exceptions: for
+transformers, the word table loses the extra rows that round it up, and qkv is split into query, key and value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 
 
 def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
-    """Return transformers' names for the trainer's parameter `name`, in a model with model.norm=`norm`.
+    """Return transformers' names for the trainer's parameter `name`. `norm` is the model's setting model.norm.
 
     A parameter of a qkv layer has three names. Concatenate the tensors of these names along dimension 0 to get the
     parameter. All other parameters have one name.
@@ -91,7 +91,8 @@ def to_transformers(
 def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) -> Tensor:
     """Return the trainer's parameter `name`, made from transformers' `tensors`.
 
-    Unlike in the trainer, the word table returned has no padding rows. Raises KeyError if a tensor is missing.
+    The word table is returned without the extra rows that round up the trainer's own table. Raises KeyError if a tensor
+    is missing.
     """
     return torch.cat([tensors[target] for target in transformers_names(name, norm=norm)])
 

@@ -114,10 +114,10 @@ def residual_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of branch, the gradient of residual, and the gradients of weight, bias and branch_bias.
 
-    The last three gradients are the rows of one tensor [3, columns].     `mean` and `rstd` (inverse standard deviation)
-    are what residual_norm returned. The model uses the result of residual_norm twice. `upstream` is the gradient from
-    one use. `sink_gradient` is the gradient from the other use, which arrived through the gradient sink (see
-    ResidualNorm). It is None if only one use has a gradient.
+    The last three gradients are the rows of one tensor [3, columns]. `mean` and `rstd` (inverse standard deviation) are
+    what residual_norm returned. The model uses the result of residual_norm twice. `upstream` is the gradient from one
+    use. `sink_gradient` is the gradient from the other use, which arrived through the gradient sink (see ResidualNorm).
+    It is None if only one use has a gradient.
     """
     from trainer.model.kernels import residual_norm as kernels
 

@@ -157,7 +157,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of branch, the gradient of residual, and the gradients of weight, bias and branch_bias.
 
-    The last three gradients are the rows of one tensor [3, columns].     mean and rstd (inverse standard deviation) are
+    The last three gradients are the rows of one tensor [3, columns]. mean and rstd (inverse standard deviation) are
     what `forward` returned. The model uses the result of `forward` twice. `upstream` and `sink_gradient` are the
     result's gradients from these two uses, and the kernel adds them. All tensors are contiguous. `tiles` replaces the
     launch settings BACKWARD_TILES.
