@@ -1,7 +1,7 @@
 """Writes a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
 Files are written to a folder beside OUT, which is then renamed to OUT. So OUT is never half written. The export needs
-no DeepSpeed, transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
+no DeepSpeed, transformers or GPU. Pre-LN models become `megatron-bert`, transformers' name for that layout.
 """
 
 from __future__ import annotations

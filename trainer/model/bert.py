@@ -123,8 +123,8 @@ class BertForPretraining(nn.Module):
     def num_parameters(self, *, heads: bool = True) -> int:
         """Return the number of parameters, as transformers counts them.
 
-        The tied weight counts once. The extra rows that round up the word table do not count.
-        With heads=False only embeddings, encoder and pooler count, like in BertModel.
+        The tied weight counts once. The extra rows that round up the word table do not count. With heads=False only
+        embeddings, encoder and pooler count, like in BertModel.
         """
         total = sum(
             parameter.numel()

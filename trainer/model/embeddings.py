@@ -14,8 +14,8 @@ NUM_SEGMENTS = 2
 class Embeddings(nn.Module):
     """Sums the token, segment and position embeddings, and applies dropout.
 
-    Post-LN models apply LayerNorm before this dropout. Pre-LN models (like megatron-bert) apply it after the encoder
-    instead.
+    Post-LN models apply LayerNorm before this dropout. Pre-LN models (like megatron-bert) apply LayerNorm after the
+    encoder instead.
     """
 
     def __init__(self, config: ModelConfig, *, num_rows: int) -> None:

@@ -36,7 +36,7 @@ def _normal(x):
 
 @triton.jit
 def _logistic(x):
-    """Return sigmoid(u) and du/dx. The tanh approximation of GELU is x sigmoid(u), with a polynomial u of x."""
+    """Return sigmoid(u) and du/dx for the tanh approximation of GELU, x sigmoid(u). There, u is a polynomial of x."""
     square = x * x
     argument = x * (1.5957691216057308 + 0.07135481627159606 * square)
     return 1.0 / (1.0 + tl.exp2(argument * -1.4426950408889634)), 1.5957691216057308 + 0.2140644488147882 * square
