@@ -59,10 +59,10 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
     """Overwrite a model's weights with those in `folder`. Call this before building the Engine.
 
     `folder` is an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
-    Megatron forms. Its vocabulary must equal the vocabulary in `data_tokenizer` (DATA/tokenizer). Returns whether the
-    folder has pooler and next-sentence head. If the folder lacks both (ForMaskedLM), the weights of the model's own
-    pooler and head stay as they are. If the folder does not fit, raises ValueError that names the folder, the
-    difference and the remedy, and leaves the model unchanged.
+    Megatron forms. The vocabulary in `folder` must equal the vocabulary in `data_tokenizer` (DATA/tokenizer). Returns
+    whether the folder has pooler and next-sentence head. If the folder lacks both (ForMaskedLM), the weights of the
+    model's own pooler and head stay as they are. If the folder does not fit, raises ValueError that names the folder,
+    the difference and the remedy, and leaves the model unchanged.
     """
     source = locate(folder)
     settings = read_config(source)

@@ -107,7 +107,7 @@ def plan_without_data(
     """Plan a run if at least one of its data sets is missing. Return the same kind of result as preflight.check, after
     fewer checks.
 
-    `rows` and `tokens` are the assumed numbers of training rows and training tokens in each missing data set. `gpu`
+    `rows` and `tokens` say how many training rows and training tokens each missing data set is assumed to have. `gpu`
     names the GPU whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that
     already holds a run is refused. Raises ValueError if no data set is missing, or if the config does not fit data sets
     of this size.

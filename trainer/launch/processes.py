@@ -66,7 +66,7 @@ def run_in_processes(
     """Run all workers to the end and return their outcome.
 
     `say` shows a line to the user. `lease_token` identifies the job's lease (sole right to write) on the run directory.
-    If `watch` is given, each worker calls `watch(link, place)`. There, `link` is the worker's connection to this
+    If `watch` is given, each worker calls `watch(link, place)`. In this call, `link` is the worker's connection to this
     process, and `place` holds the worker's rank. The call returns a context manager, inside which the worker runs. This
     context manager yields the link that the worker uses instead of `link`. `watch` must be picklable. Raises
     ConfigError for bad input, and WorkerError for any other failure. The message of a WorkerError names the worker.

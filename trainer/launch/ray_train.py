@@ -138,10 +138,9 @@ def object_store_bytes(config: TrainerConfig) -> int:
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
     """Check that Ray can hold the workers, and return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources` maps each logical resource to the amount that Ray has after an autoscaler has started all nodes that it
-    may. `cluster` says whether Ray is a cluster, for the error messages. If min_workers is set, room for min_workers
-    workers is enough. Raises ConfigError if there will never be enough room. Without this check, Ray would wait
-    silently.
+    `resources` maps each logical resource to its amount after an autoscaler has started as many nodes as it may.
+    `cluster` says whether Ray is a cluster, for the error messages. If min_workers is set, room for that many workers
+    is enough. Raises ConfigError if there will never be enough room. Without this check, Ray would wait silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -236,7 +235,7 @@ def start_ray_data_actors_here() -> None:
 
 
 def resources_of(config: TrainerConfig) -> dict[str, float]:
-    """Return the logical resources that one worker requests: one GPU, or cpus_per_worker CPUs."""
+    """Return the logical resources that one worker requests: one GPU, or as many CPUs as cpus_per_worker says."""
     return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
 
 

@@ -1,7 +1,7 @@
 """BERT with its two pretraining heads over one packed micro-batch.
 
-Layers that treat each token alone run on T tokens without padding between sequences. On a GPU, forward() does not wait
-for the device.
+Layers that treat each token by itself run on T tokens without padding between sequences. On a GPU, forward() does not
+wait for the device.
 """
 
 from __future__ import annotations
@@ -140,10 +140,9 @@ def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> 
     """Set all weights in place: draw each matrix at random, set biases to 0 and LayerNorm weights to 1.
 
     If `scaled`, other standard deviations are used, and the masked-LM head starts with other weights (see
-    ModelConfig.initial_weights).
-    A matrix depends only on `scaled`, `seed`, and the parameter's name and shape. The inverse of the normal
-    distribution function turns uniform numbers into weights in one pass, which takes 15 ns per element.
-    nn.init.trunc_normal_ takes 100 ns, because it redraws until all values fit.
+    ModelConfig.initial_weights). A matrix depends only on `scaled`, `seed`, and the parameter's name and shape. The
+    inverse of the normal distribution function turns uniform numbers into weights in one pass, which takes 15 ns per
+    element. nn.init.trunc_normal_ takes 100 ns, because it redraws until all values fit.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:

@@ -32,8 +32,8 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
     """Return a bool mask [rows, columns]. Each element is False (dropped) with `probability`.
 
-    The random number of an element is the product of two hashes: a row key, made odd, and a column key. The first of
-    the int32 `seeds` goes into the row keys, and the second into the column keys.
+    Each element has a random number, the product of two hashes: a row key, made odd, and a column key. The first of the
+    int32 `seeds` goes into the row keys, and the second into the column keys.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
