@@ -277,7 +277,7 @@ def _write_folder(
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """Write into `file` (tokenizer_config.json) that the tokenizer cuts text to `length` tokens with `truncation=True`.
+    """Write into `file` (tokenizer_config.json) that `truncation=True` cuts a text to this length in tokens.
 
     The model was not trained on positions after `length`.
     """

@@ -1,4 +1,4 @@
-"""The model card of an exported model (README.md): its use, results, data and training."""
+"""The model card (README.md) of an exported model. The card states the model's use, results, data and training."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
-    """Return the expected number of tokens that `phases` train on in the steps after step `done`."""
+    """Return the expected number of tokens in the steps of `phases` still to do. `done` is the number of steps done so
+    far."""
     return sum(
         max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
     )

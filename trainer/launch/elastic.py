@@ -127,7 +127,7 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Make new requests to the autoscaler, or drop old requests, until there are `count` requests.
+        """Make new requests to the autoscaler, or drop old requests, until the number of requests is `count`.
 
         Return how many of these requests are granted.
         """

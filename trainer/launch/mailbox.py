@@ -22,7 +22,7 @@ class DriverMailbox:
         self._stop = asyncio.Event()
 
     async def join(self, node: str, world_size: int) -> None:
-        """Record that a worker, one of `world_size`, has started on the node with the id `node`."""
+        """Record that a worker has started on the node with the id `node`. `world_size` is the number of workers."""
         self._worker_nodes.append(node)
         self._world_size = world_size
 

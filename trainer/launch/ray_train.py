@@ -109,7 +109,7 @@ def _set_ray_defaults(config: TrainerConfig) -> None:
 
 
 def connect(*, attempts: int, **arguments: Any) -> None:
-    """Call ray.init with `arguments`. If it fails, try again, up to `attempts` times in all.
+    """Call ray.init with `arguments`. If it fails, try again. `attempts` is the largest number of calls.
 
     Ray gives its processes 30 s to start. On a busy machine this may be too short, and then another attempt helps.
     Raises ClusterError with Ray's reason if all attempts fail.

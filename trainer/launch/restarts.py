@@ -25,8 +25,8 @@ def run_attempts(
 
     Returns the outcome of the last call. `checkpoints` lists the run's checkpoints before the first call. If a call
     returns early although nobody asked the run to stop, the next call may start more or fewer workers. Raises
-    WorkerError once workers were lost more than max_restarts times in a row without a new checkpoint. ClusterError and
-    errors of the input are raised at once.
+    WorkerError if workers are lost without a new checkpoint more often in a row than max_restarts allows. ClusterError
+    and errors of the input are raised at once.
     """
     losses, newest = 0, checkpoints.newest_step
     while True:

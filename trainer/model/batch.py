@@ -153,8 +153,8 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
     """Write the bounds of all sequences into `offsets`: 0, the end of each pair, then the end of each dummy sequence.
 
-    A dummy sequence (padding) has `longest` tokens. It has fewer if it would go beyond `size`, the total number of
-    tokens. Sequences that begin at `size` are empty.
+    `longest` is the length of a dummy sequence (padding), and `size` is the total number of tokens. The dummy sequence
+    that reaches `size` may be shorter. All sequences after it are empty.
     """
     offsets[0] = 0
     pairs = 0

@@ -60,9 +60,9 @@ class PretrainingOutput(NamedTuple):
 class BertForPretraining(nn.Module):
     """BERT with embeddings, encoder, pooler, masked-language head and next-sentence head.
 
-    The word table has `vocabulary_size` rows, rounded up to a multiple of 64 for a fast output product. The extra rows
-    always stay zero and get no probability, so they change neither loss nor logits. num_parameters() does not count
-    them, and exports leave them out.
+    The word table has one row for each word of the vocabulary. Extra rows fill the table up to a multiple of 64 rows,
+    so that the output product is fast. The extra rows always stay zero and get no probability, so they change neither
+    loss nor logits. num_parameters() does not count them, and exports leave them out.
 
     Weights are drawn from a normal distribution truncated at two standard deviations, as in google-research/bert. The
     standard deviation is 0.02. Each tensor has a random generator of its own, seeded from `seed` and the tensor's name.

@@ -30,7 +30,7 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 
 
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
-    """Return a bool mask [rows, columns]. Each element is False (dropped) with `probability`.
+    """Return a bool mask [rows, columns]. `probability` is the chance that an element is False (dropped).
 
     Each element has a random number, the product of two hashes: a row key, made odd, and a column key. The first of the
     int32 `seeds` goes into the row keys, and the second into the column keys.
@@ -54,7 +54,7 @@ def wrap(number: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with `probability` and divides the rest by 1 - probability. Does nothing in evaluation."""
+    """Zeroes each element with a given probability and divides the rest by 1 - probability. Does nothing in evaluation."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()

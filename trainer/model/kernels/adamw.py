@@ -54,12 +54,12 @@ def update(
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:
-    """Take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place.
+    """Take one step of AdamW (Loshchilov and Hutter 2019) in place. `step` is the step's number, from 1.
 
     `weight` and the moments `exp_avg` and `exp_avg_sq` are fp32. `gradient` has any float type and is divided by
-    `divisor`. `model_weights` gets a copy of the new weights in its own type. These five tensors are 1-D, contiguous
-    and of one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not zero, nothing changes. If
-    `step` is infinite, the bias corrections are 1.
+    `divisor`. `model_weights` gets a copy of the new weights, rounded to the type of `model_weights`. These five
+    tensors are 1-D, contiguous and of one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not
+    zero, nothing changes. If `step` is infinite, the bias corrections are 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](
