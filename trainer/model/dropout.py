@@ -54,7 +54,10 @@ def wrap(number: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with a given probability and divides the rest by 1 - probability. Does nothing in evaluation."""
+    """Zeroes each element with a given probability, and divides the rest by 1 - probability.
+
+    In evaluation it does nothing.
+    """
 
     def __init__(self, probability: float) -> None:
         super().__init__()

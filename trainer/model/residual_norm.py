@@ -117,7 +117,7 @@ def residual_norm_backward(
     The last three gradients are the rows of one tensor [3, columns]. `mean` and `rstd` (inverse standard deviation) are
     what residual_norm returned. The model uses the result of residual_norm twice. `upstream` is the gradient from one
     use. `sink_gradient` is the gradient from the other use, which arrived through the gradient sink (see ResidualNorm).
-    It is None if only one use has a gradient.
+    `sink_gradient` is None if only one use has a gradient.
     """
     from trainer.model.kernels import residual_norm as kernels
 
