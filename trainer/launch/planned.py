@@ -139,7 +139,7 @@ def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
     """Return the manifest of an assumed data set, whose rows have almost equal lengths.
 
     `rows` and `tokens` say how many rows and tokens the data set has. Raises ConfigError if the mean row would have
-    fewer than 5 tokens (the shortest pair of texts) or more tokens than `longest` allows.
+    fewer than 5 tokens (the shortest pair of texts), or more tokens than `longest`, the length limit of a row.
     """
     if not 5 * rows <= tokens <= longest * rows:
         raise ConfigError(

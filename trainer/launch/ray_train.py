@@ -126,7 +126,7 @@ def connect(*, attempts: int, **arguments: Any) -> None:
 
 
 def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
-    """Return the logical CPUs that a run on CPUs needs: the CPUs of its workers, and INGEST_CPUS to read data."""
+    """Return how many logical CPUs a run on CPUs needs, both for its workers and for reading data (INGEST_CPUS)."""
     return workers * config.cpus_per_worker + elastic.INGEST_CPUS
 
 

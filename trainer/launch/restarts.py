@@ -2,8 +2,8 @@
 
 The setting max_restarts limits how often workers may be lost without a new checkpoint in between. So a run that fails
 again and again without a new checkpoint ends soon, but a long run that writes checkpoints survives any number of
-losses. Bad input is not retried. A restart costs the time to start the workers, and the steps since the checkpoint,
-which are repeated.
+losses. Bad input is not retried. A restart costs the time to start the workers and to repeat the steps since the
+checkpoint.
 """
 
 from __future__ import annotations
