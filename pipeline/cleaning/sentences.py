@@ -114,8 +114,8 @@ _HALF_STOPS = "\u104a\u2024"
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences, after more cuts. A Chinese or Japanese full stop ends a sentence even if a digit follows it,
-    unless a bracket is open there.
+    """Cut `sentences` after Chinese and Japanese full stops that are followed by a digit, and yield the pieces. A full
+    stop inside brackets is left alone.
 
     Takes linear time.
     """
