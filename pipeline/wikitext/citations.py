@@ -46,7 +46,7 @@ _PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
 
 def wrapped(arguments: Arguments) -> str | None:
     """Render the text that a template wraps. This is the first argument, or else a named argument such as text=. Return
-    None without a text."""
+    None if there is no text."""
     return arguments.at(1) or named_text(arguments) or None
 
 
@@ -149,7 +149,8 @@ def verse_number(arguments: Arguments) -> str | None:
 
 
 def _parts_of_verse(arguments: Arguments) -> tuple[str, ...]:
-    """Return (number of the book, book, place, translation, label), each of them perhaps ""."""
+    """Return (book number, book, place, translation, label), such as ("1", "Corinthians", "13:4", "KJV", ""). Missing
+    parts are ""."""
     values = arguments.positional
     numbered = bool(values) and values[0] in ("", "1", "2", "3", "4", "I", "II", "III")
     return tuple([*([] if numbered else [""]), *values, "", "", "", "", ""][:5])

@@ -288,7 +288,7 @@ def words_of_date(arguments: Arguments) -> str | None:
 
 
 def age(arguments: Arguments) -> str | None:
-    """Return the number of years between two dates, as text. Return None for a person's age today, because the dump
+    """Return how many years lie between two dates, as text. Return None for a person's age today, because the dump
     does not say what date today is."""
     values = arguments.positional[:6]
     if len(values) < 6 or not all(value.isdecimal() for value in values):

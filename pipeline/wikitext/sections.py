@@ -127,7 +127,8 @@ def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:
 
 @cache
 def headings_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the headings of tail sections in `language` and in English: those of kind `always` and of kind `last`."""
+    """Return two sets of headings, in `language` and in English. A section is always left out if its heading is in the
+    first set. If its heading is in the second set, it is left out only at the end of an article."""
     found: dict[str, set[str]] = {"always": set(), "last": set()}
     codes = {language, language.partition("-")[0], "en"}
     for line in Path(__file__).with_name("tail_sections.tsv").read_text(encoding="utf-8").splitlines():

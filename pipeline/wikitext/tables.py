@@ -56,8 +56,8 @@ _WRAPPING = re.compile(".*(?:[ -]span)")
 
 @cache
 def wikis_of(language: str) -> tuple[str, ...]:
-    """Return the names of wikis in templates.tsv whose lines apply to the wiki in `language`, the least specific first.
-    They are "*" (all wikis), the wiki from which this wiki copies its templates (if there is one), and `language`."""
+    """Return the names of the wikis whose lines in templates.tsv apply to the wiki in `language`. The first name is "*"
+    (all wikis), and the last is `language`. Between them is the wiki, if any, from which this wiki copies templates."""
     source = _COPIES.get(language)
     return ("*", language) if source is None else ("*", source, language)
 
