@@ -30,7 +30,7 @@ def has_library() -> bool:
 
 @cache
 def library_version() -> str | None:
-    """Return the version of icu4py, which decides the version of ICU and its dictionaries; None if it is absent."""
+    """Return the version of icu4py, which decides the version of the dictionaries, or None if icu4py is absent."""
     try:
         return version(LIBRARY)
     except PackageNotFoundError:

@@ -84,7 +84,7 @@ class WordTokenizer:
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
         self.tokens: list[str] = sorted(vocabulary, key=vocabulary.__getitem__)
-        """Every token in the order of the ids."""
+        """All tokens, in the order of their ids."""
         if vocabulary[self.tokens[-1]] != self.vocab_size - 1:
             raise ValueError(
                 f"{origin}: {self.vocab_size} tokens, but the greatest id is {vocabulary[self.tokens[-1]]}; "
@@ -106,7 +106,7 @@ class WordTokenizer:
         self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= MAX_UINT16_VOCABULARY else np.int32)
         self.vocabulary_hash: str = vocabulary_hash(backend, tokens=self.tokens)
         self.lost_marks = LostMarks(backend.normalizer)
-        """Tells which marks of text its normalizer removes."""
+        """Counts the marks of a text that this tokenizer's normalizer removes."""
         self._lowers_i = backend.normalizer is not None and backend.normalizer.normalize_str("I") == "i"
         self._tables = {"": self._new_table()}
         """Caches by language of the dictionary; "" without a dictionary."""
