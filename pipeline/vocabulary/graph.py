@@ -46,7 +46,7 @@ class WordContext:
     folder: str
     """The folder for all files that are written, which all workers must be able to reach."""
     limit: int
-    """The number of different words to keep; the most frequent ones are kept."""
+    """How many different words to keep. The most frequent words are kept."""
     notes: str = ""
     """A folder for progress counts and failures. If empty, they go to `folder`."""
 
@@ -120,7 +120,7 @@ class MergeRuns(_Step):
 
 class LeaveWords(_Step):
     """Beam step: joins the files of MergeRuns, which have the most frequent words of each part, into the file
-    WORDS_NAME. The main process reads this file, because an engine cannot return values."""
+    WORDS_NAME. Because Beam steps cannot return values to the main process, the main process reads this file."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):

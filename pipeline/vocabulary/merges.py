@@ -82,15 +82,15 @@ class MergeTable:
         return min(pairs, key=self.names)
 
     def names(self, pair: int) -> tuple[str, str]:
-        """Return the two symbols of pair number `pair`."""
+        """Return the two symbols of the pair with number `pair`."""
         return self.symbols[self._left[pair]], self.symbols[self._right[pair]]
 
     def count(self, pair: int) -> int:
-        """Return how often pair number `pair` occurs in the text."""
+        """Return how often the pair with number `pair` occurs in the text."""
         return int(self._count[pair])
 
     def merge(self, pair: int) -> str:
-        """Merge every occurrence of pair number `pair`, from left to right, and return the new symbol."""
+        """Merge every occurrence of the pair with number `pair`, from left to right, and return the new symbol."""
         left, right = int(self._left[pair]), int(self._right[pair])
         first, second = self.names(pair)
         symbol = self._symbol_number(first + second.removeprefix(self._prefix))

@@ -39,7 +39,7 @@ JointSide: TypeAlias = Literal["before", "after", "none"]
 _FROM_BYTES = decoders.ByteLevel()
 _TO_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 JOINT_SIDES: dict[str, JointSide] = {"wordpiece": "before", "bpe": "after", "byte_level_bpe": "none"}
-"""By algorithm of the vocabulary; words in bytes need no mark."""
+"""At which side of a word JOINT is put, by algorithm of the vocabulary. Words in bytes need no such mark."""
 
 Entry = tuple[bytes, int]
 """A word in UTF-8 and its count. UTF-8 bytes sort in the order of code points."""
