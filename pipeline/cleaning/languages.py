@@ -1,7 +1,8 @@
 """The script and the most common words of each language, from tables. Pure.
 
-In running text, the tables distinguish Russian from English (by script) and German from English (by words), and cost
-one look-up for each character or word. They cannot distinguish languages that share a script and have no word list.
+In running text, the tables distinguish Russian from English (by script) and German from English (by words). This costs
+one look-up for each character or word. The tables cannot distinguish languages that share a script and have no word
+list.
 """
 
 from __future__ import annotations

@@ -103,9 +103,8 @@ def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_quotation(part: str, rules: EndRules) -> list[str]:
-    """Cut `part` between the sentences inside the quotation at its end, or inside the brackets around it, and return the
-    pieces. Return [part] if there is nothing to cut.
-    """
+    """Cut `part` between the sentences inside the quotation at its end, or inside the brackets around it. Return the
+    pieces, or [part] if there is nothing to cut."""
     close = len(part.rstrip(" .")) - 1
     openers = _QUOTES.get(part[close : close + 1])
     if part[0] == "(" and part[close] == ")" and part.find("(", 1) < 0:
@@ -211,7 +210,7 @@ def _is_time(text: str, rules: EndRules) -> bool:
 
 
 class _Nesting:
-    """Tells whether brackets and quotations are open at places of a text. It reads the text only once."""
+    """Tells whether brackets and quotations are open at given places in a text. It reads the text only once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -219,8 +218,8 @@ class _Nesting:
         self._quotes: list[str] = []
 
     def is_outside(self, at: int) -> bool:
-        """Return whether no bracket or quotation is open at index `at`. `at` must not be smaller than in the call
-        before."""
+        """Return whether no bracket or quotation is open at index `at`. `at` must not be smaller than in the previous
+        call."""
         for found in _NESTING.finditer(self._text, self._looked, at):
             self._take(found.group(), found.start())
         self._looked = at

@@ -237,7 +237,7 @@ def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
     """Return whether `word` is the initial of a name in an Indian script: one syllable, or several with full stops
     between.
 
-    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is one too.
+    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is an initial too.
     """
     if "initials" not in rules.habits or not all(map(_is_one_syllable, word.split("."))):
         return False
