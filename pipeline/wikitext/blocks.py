@@ -15,8 +15,8 @@ from pipeline.wikitext.tags import BREAK, HOLE
 class Block(NamedTuple):
     """A piece of a page. `text` has the lines of a paragraph with line breaks between them. `kind` is "" for a
     paragraph, "'" for a line that is all bold (often the title of a list), and "*" for a list item. It is ":" for a
-    line outside of a list that is indented by : or a space (often a quotation or code). For a heading, `kind`
-    is a row of = signs, one for each level: "==" for level 2."""
+    line outside of a list that is indented by : or a space (often a quotation or code). For a heading, `kind` is a row
+    of = signs, one for each level: "==" for level 2."""
 
     kind: str
     text: str
@@ -161,8 +161,9 @@ def _remove_magic_word(found: re.Match[str]) -> str:
 
 
 def _drop_rows(lines: Sequence[str]) -> list[str]:
-    """Return the lines without the rows that are left of a table if a template opens or closes it, and without the
-    arguments that are left of an unclosed template. A line that begins with | or ! but looks like prose is kept."""
+    """Return the lines without stray rows of tables and stray arguments of templates. A row is stray if a template
+    opens or closes its table. An argument is stray if its template is never closed. A line that begins with | or ! but
+    looks like prose is kept."""
     kept: list[str] = []
     section: list[str] = []
     for line in [*lines, "="]:
@@ -213,7 +214,7 @@ def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
 
 def rest_of_table(content: str) -> str:
     """Return the text that follows a table without a closing |}. `content` is everything after the table's start. The
-    text begins where the last row ends, at the latest at the next heading."""
+    text begins where the last row ends, or at the next heading if the heading comes first."""
     lines = content.split("\n")
     end = next((number for number, line in enumerate(lines) if _HEADING.fullmatch(line)), len(lines))
     rows = [number for number, line in enumerate(lines[:end]) if _ROW.match(line)]

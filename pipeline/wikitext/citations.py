@@ -1,8 +1,7 @@
 """Renders templates of citations, doubted text and sounds, such as {{harvtxt|Boole|1854}} and {{cn|text}}. Pure.
 
 A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia, such a template
-stands behind the text. A renderer returns "" if the template shows nothing, or None if it does not understand the
-arguments.
+follows the text. A renderer returns "" if the template shows nothing, or None if it does not understand the arguments.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def doubted(arguments: Arguments) -> str | None:
     """Return the text that a template such as {{cn|text}} marks as doubtful. Return "" if the template has no text, or
     has only a date.
 
-    Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
+    Return None if it is not clear whether the argument is a date or a text with a year, as in {{cn|nel 1987}}.
     """
     text = wrapped(arguments) or ""
     filled = arguments.filled()

@@ -1,4 +1,4 @@
-"""Removes marks of templates from a line where the line is complete without them. Pure.
+"""Removes the marks of templates from a line, except where words may be missing. Pure.
 
 A mark is a character that stands in the place of a template. A GAP stands for a template that shows nothing, an ASIDE
 for a pronunciation or a sound, and a HOLE for a template that cannot be rendered. Every GAP is removed. A sentence that
@@ -52,8 +52,8 @@ def hole_number(mark: str) -> int:
 
 
 def settle_marks(line: str) -> str:
-    """Return a line without the marks that stand for nothing a sentence needs. A mark is a character in the place of a
-    template. Marks that may stand for missing words stay. Return "" if the line has no words besides marks."""
+    """Return a line without its superfluous marks. A mark is a character in the place of a template. A mark that may
+    stand for missing words stays. Return "" if the line has no words besides marks."""
     if GAP in line:
         line = _GAP_BETWEEN_SENTENCES.sub(" ", _GAP_BETWEEN_POINTS.sub("", line))
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")

@@ -1,8 +1,8 @@
 """Turns wikitext into plain text: one paragraph of prose per line, without any markup. Pure.
 
 A full parser handles only 2.5 MB/s and needs unbounded memory on hostile pages. Here every stage passes over the page
-once from left to right, so time and memory are linear in any page. A template that cannot be rendered leaves a hole (a
-mark for missing text), and the caller drops the sentence around it (`PlainText.hole_in`).
+once from left to right, so time and memory are linear in the length of any page. A template that cannot be rendered
+leaves a hole (a mark for missing text), and the caller drops the sentence around it (`PlainText.hole_in`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPENINGS = ("{{", "[[", "{|", "<")
 
 
 class PageOverBudgetError(ValueError):
-    """A page exceeds a limit of its PageBudget. The message has the limit and what the page has."""
+    """A page exceeds a limit of its PageBudget. The message names the limit and the value of the page."""
 
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:

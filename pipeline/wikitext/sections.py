@@ -3,7 +3,7 @@
 The BERT paper ignores lists, and these sections consist of lists. tail_sections.tsv has the headings of such sections
 by language; the English headings count in every language. A line has a language, `always` or `last`, and case-folded
 headings joined by `|`. A section with a heading of kind `last` (Notes, Sources, Literature) may also belong to the
-article's subject. So it is left out only if all sections after it are such sections too.
+article's subject. So it is left out only if tail_sections.tsv has the headings of all sections after it too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
 def choose_blocks(
     blocks: Sequence[Block], *, language: str, lists: Treatment, tail_sections: Treatment
 ) -> tuple[list[str], list[LeftOut]]:
-    """Return the lines to keep of a page's blocks, without headings, and a list of what was left out. `lists` says what
+    """Return the lines of a page that are kept, without headings, and a list of what was left out. `lists` says what
     becomes of list items, and `tail_sections` what becomes of sections like External links."""
     tails = _tail_headings(blocks, language=language) if tail_sections != "keep" else frozenset()
     kept: list[str] = []
