@@ -1,4 +1,4 @@
-"""Caches the token ids of pieces of text between spaces, and puts whole documents together from them.
+"""Caches the token ids of pieces of text between spaces, and puts the ids of whole documents together from the caches.
 
 The steps of the `tokenizers` library fill the caches, so the caches change only the speed. Words start where the
 library's pre-tokenizer or a dictionary says.

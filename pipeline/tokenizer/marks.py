@@ -79,8 +79,8 @@ class LostMarks:
 
 @cache
 def letters_with_marks() -> dict[str, Counter[str]]:
-    """Return a dict with every character that has marks once it is decomposed (NFD). The value counts these
-    marks by script. Only marks that are letters count, such as the vowel signs of Devanagari."""
+    """Return a dict with every character that has marks once it is decomposed (NFD). The value counts these marks by
+    script. Only marks that are letters count, such as the vowel signs of Devanagari."""
     found = {}
     for letter in _every_letter():
         if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:

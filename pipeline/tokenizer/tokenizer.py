@@ -142,9 +142,9 @@ class WordTokenizer:
         return cls(backend, origin=origin)
 
     def tokenize(self, document: Document, *, language: str = "", dictionary: bool = False) -> TokenizedDocument:
-        """Return the document as ids. Each sentence has the ids that the `tokenizers` library gives it, without added
-        special tokens. Special tokens that occur in the text are treated like ordinary text (the library's setting
-        encode_special_tokens).
+        """Return the document as token ids. Each sentence has the ids that the `tokenizers` library gives it, without
+        added special tokens. Special tokens that occur in the text are treated like ordinary text (the library's
+        setting encode_special_tokens).
 
         For the options see tokenize_and_count.
         """
@@ -178,8 +178,8 @@ class WordTokenizer:
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
         """Write the files that AutoTokenizer reads: tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt.
 
-        `longest` is the number of tokens in the longest row. The files' bytes depend only on `longest`, the vocabulary
-        and the vocabulary's normalization.
+        `longest` is how many tokens the longest row (training example) has. The files' bytes depend only on `longest`,
+        the vocabulary and the vocabulary's normalization.
         """
         names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
         save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names, longest=longest)
