@@ -4,8 +4,8 @@ A worker counts the words of a group of splits (ranges of input files) at a time
 files one by one takes twice as long. Words are divided into parts by hash. For each part, the worker writes a run
 (sorted counts). Then the runs of each part are merged.
 
-Only names and places of files cross the shuffle. A worker needs memory for a WordCounter and for the words that are
-kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
+Only file names and positions in files cross the shuffle. A worker needs memory for a WordCounter and for the words that
+are kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
-    """Add the steps that count words to `pipeline`. The last step writes the result to WORDS_NAME in the context's
+    """Add to `pipeline` the steps that count words. The last step writes the result to WORDS_NAME in the context's
     folder."""
     runs = (
         pipeline

@@ -30,8 +30,8 @@ _KANA = ("HIRAGANA", "KATAKANA")
 
 
 def has_dotted_i(config: PipelineConfig) -> bool:
-    """Whether the vocabulary lower-cases I to a dotless i, because every source is in Turkish or a similar
-    language."""
+    """Whether the vocabulary lower-cases I to a dotless i. It does if every source is in a language with this letter,
+    such as Turkish."""
     return config.vocabulary.lowercase and all(source.language in DOTTED_I_LANGUAGES for source in config.sources)
 
 
@@ -66,8 +66,8 @@ def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | No
 
 
 def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
-    """Raise ValueError if a source lost over 1% of the marks of a script in which it is written. `read` has
-    the counts of what was read.
+    """Raise ValueError if a source lost over 1% of the marks of a script in which it is written. `read` has the counts
+    of what was read.
 
     A source is written in a script if more than 1 in 1,000 of its characters are letters or marks of that script.
     """

@@ -165,7 +165,7 @@ class WordCounter:
 
 def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
     """Cut words where a dictionary finds the start of another word, and return the pieces. Words and pieces are spelled
-    in bytes, as byte-level BPE does it. A space in front of a word stays with the word's first piece."""
+    in bytes, like in byte-level BPE. A space in front of a word stays with the word's first piece."""
     cut: list[str] = []
     for word, parts in zip(words, dictionary.cut([_FROM_BYTES.decode([word]) for word in words]), strict=True):
         if parts[0] == " " and len(parts) > 1:
