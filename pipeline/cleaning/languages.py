@@ -48,7 +48,7 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Return the names of a language's scripts in Unicode, such as CYRILLIC. `language` is a code such as ru. For a
+    """Return the Unicode names of a language's scripts, such as CYRILLIC. `language` is a code such as ru. For a
     language that is not in the tables, return only LATIN."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:

@@ -235,7 +235,7 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
 
 def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
     """Return whether `word` is the initial of a name in an Indian script: one syllable, or several with full stops
-    between.
+    between them.
 
     A word that often begins a sentence counts as an initial only if `previous`, the word before it, is an initial too.
     """

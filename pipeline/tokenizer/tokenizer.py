@@ -156,9 +156,9 @@ class WordTokenizer:
         """Return the document as `tokenize` does, and counts of the text that is lost, for example because it becomes
         [UNK].
 
-        `language` is a code such as tr. If the language has a dotted i and the tokenizer lower-cases, I becomes a
-        dotless i. With `dictionary`, a dictionary of the language finds where words start in scripts without spaces.
-        The ids are the same with and without `dictionary`.
+        `language` is a code such as tr. If the tokenizer lower-cases, and the language has a dotless i, as Turkish
+        does, I becomes a dotless i. With `dictionary`, a dictionary of the language finds where words start in scripts
+        without spaces. The ids are the same with and without `dictionary`.
         """
         words_of = language if dictionary else ""
         if words_of not in self._tables:

@@ -105,7 +105,7 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, by hash).
+    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, chosen by hash).
 
     Yields a list with the path of one new file, which has the most frequent words of the part. If the part has no
     words, yields nothing.

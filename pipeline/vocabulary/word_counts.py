@@ -95,7 +95,8 @@ class WordCounter:
     def add(self, sentences: Iterable[str], *, dictionary: str = "") -> None:
         """Count the words of sentences. A space always ends a word, with any pre-tokenizer.
 
-        `dictionary` is the language of a dictionary that finds words in scripts without spaces; "" for none.
+        `dictionary` is the language of a dictionary that finds words in scripts without spaces. If it is "", no
+        dictionary is used.
         """
         chunks = self._chunks.setdefault(dictionary, Counter())
         for sentence in sentences:

@@ -262,8 +262,8 @@ def _twin_town(arguments: Arguments) -> str | None:
 
 
 def _unless_article(arguments: Arguments) -> str | None:
-    """Render the German {{Coordinate|...}}. Return "" if the template has the argument "article" but not "text", because
-    then the coordinates are shown beside the title. Otherwise return None."""
+    """Render the German {{Coordinate|...}}. Return "" if the template has the argument "article" but not "text",
+    because then the coordinates are shown beside the title. Otherwise return None."""
     return "" if "article" in arguments.named and "text" not in arguments.named else None
 
 
