@@ -40,7 +40,7 @@ _OPENINGS = ("{{", "[[", "{|", "<")
 
 
 class PageOverBudgetError(ValueError):
-    """A page exceeds a limit of its PageBudget. The message names the limit and the value of the page."""
+    """A page exceeds a limit of its PageBudget. The message gives the page's number and the limit."""
 
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
