@@ -27,7 +27,7 @@ def _unit_flags() -> npt.NDArray[np.uint8]:
     """Return uint8[65536] with flags for each UTF-16 unit.
 
     _ODD marks a character to remove or an unusual line break. _MAY_COMPOSE marks a character that form NFC may change.
-    All surrogates have these two flags, because they may be halves of such characters. _ODD_SPACE marks white space
+    All surrogates have both flags, because a surrogate may be half of such a character. _ODD_SPACE marks white space
     other than the space and the line feed.
     """
     flags = np.zeros(1 << 16, np.uint8)

@@ -1,7 +1,8 @@
 """The script and the most common words of each language, from tables. Pure.
 
-In running text, the tables distinguish Russian from English (by script) and German from English (by words), and cost
-one look-up for each character or word. They cannot distinguish languages that share a script and have no word list.
+In running text, the tables distinguish Russian from English (by script) and German from English (by words). This costs
+one look-up for each character or word. The tables cannot distinguish languages that share a script and have no word
+list.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Return the names of a language's scripts in Unicode, such as CYRILLIC. `language` is a code such as ru. For a
+    """Return the Unicode names of a language's scripts, such as CYRILLIC. `language` is a code such as ru. For a
     language that is not in the tables, return only LATIN."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:

@@ -22,7 +22,8 @@ _MAX_OPEN_RUNS = 64
 
 
 class RejectWriter:
-    """Writes documents that were left out into sorted files (runs) in `folder`, or does nothing if `folder` is None.
+    """Writes the documents that were left out. They go into sorted files (runs) in `folder`. If `folder` is None,
+    nothing is written.
 
     It is used in a `with` statement. If the body of the `with` raises an error, the files are removed.
     """

@@ -1,8 +1,8 @@
 """Cuts sentences apart that the library sentencex left together. It looks in quotations, after years, and at the full
 stops of Khmer and Tibetan. Pure.
 
-Takes linear time. A part is searched only if it has a quotation, a bracket, or a full stop before a space. In Khmer and
-Tibetan, every part is searched.
+Takes linear time. A part (what sentencex took for one sentence) is searched only if it has a quotation, a bracket, or a
+full stop before a space. In Khmer and Tibetan, every part is searched.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NESTING = re.compile("[()\\[\\]\"'\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e]")
 
 
 def has_quotations(text: str) -> bool:
-    """Return whether a text has a mark that may close a quotation. This is a quick test."""
+    """Return whether a text has a mark that may close a quotation."""
     return '"' in text or (not text.isascii() and any(mark in text for mark in _QUOTES))
 
 
@@ -103,11 +103,8 @@ def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_quotation(part: str, rules: EndRules) -> list[str]:
-    """Return `part` cut between the sentences of the quotation at its end, or of the bracket that is all of it. Return
-    [part] if it has no such quotation or bracket.
-
-    No text follows the quotation or bracket. So each sentence inside ends as in any other text.
-    """
+    """Cut `part` between the sentences inside the quotation at its end, or inside the brackets around it. Return the
+    pieces, or [part] if there is nothing to cut."""
     close = len(part.rstrip(" .")) - 1
     openers = _QUOTES.get(part[close : close + 1])
     if part[0] == "(" and part[close] == ")" and part.find("(", 1) < 0:
@@ -213,7 +210,7 @@ def _is_time(text: str, rules: EndRules) -> bool:
 
 
 class _Nesting:
-    """Tells whether brackets and quotations are open at places of a text. It reads the text only once."""
+    """Tells whether brackets and quotations are open at given places in a text. It reads the text only once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -221,8 +218,8 @@ class _Nesting:
         self._quotes: list[str] = []
 
     def is_outside(self, at: int) -> bool:
-        """Return whether no bracket or quotation is open at index `at`. `at` must not be smaller than in the call
-        before."""
+        """Return whether no bracket or quotation is open at index `at`. `at` must not be smaller than in the previous
+        call."""
         for found in _NESTING.finditer(self._text, self._looked, at):
             self._take(found.group(), found.start())
         self._looked = at

@@ -235,9 +235,9 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
 
 def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
     """Return whether `word` is the initial of a name in an Indian script: one syllable, or several with full stops
-    between.
+    between them.
 
-    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is one too.
+    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is an initial too.
     """
     if "initials" not in rules.habits or not all(map(_is_one_syllable, word.split("."))):
         return False
@@ -270,8 +270,8 @@ def _is_short_word(word: str, text: str, rules: EndRules) -> bool:
 def _is_initial(plain: str, previous: str, after: str, rules: EndRules) -> bool:
     """Return whether the word `plain` is an initial (G., J.-B. or C.S.) of the name that begins `after`.
 
-    A single letter may also be something else, as in vitamin C, 5 V or Karl I. The word before it, `previous`, shows
-    this.
+    A single letter may also be something else, as in vitamin C, 5 V or Karl I. The word before the letter (`previous`)
+    tells which it is.
     """
     if _INITIALS.fullmatch(plain) is None:
         return False
@@ -315,8 +315,8 @@ def _is_spelled(head: str, after: str, rules: EndRules) -> bool:
 
 
 def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
-    """Return whether the sentence goes on after the word `plain`, a full stop and a small letter. `before` is the text
-    up to this full stop."""
+    """Return whether a sentence goes on after a full stop that is followed by a small letter. `before` is the text that
+    ends with the full stop, and `plain` is its last word."""
     if plain[-1:].isdigit():
         return True
     if "ordinals" in rules.habits and _ROMAN.fullmatch(plain) is not None:
@@ -328,8 +328,7 @@ def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
 
 
 def _begins_with_capital(text: str) -> bool:
-    """Return whether the first letter of `text` is a capital. Then no sentence of this text is taken to begin with a
-    small letter."""
+    """Return whether the first letter of `text` is a capital."""
     return next((letter.isupper() for letter in text if letter.isalpha()), False)
 
 

@@ -1,4 +1,4 @@
-"""Caches the token ids of pieces of text between spaces, and puts whole documents together from them.
+"""Caches the token ids of pieces of text between spaces, and puts the ids of whole documents together from the caches.
 
 The steps of the `tokenizers` library fill the caches, so the caches change only the speed. Words start where the
 library's pre-tokenizer or a dictionary says.
@@ -100,7 +100,7 @@ class ChunkTable:
         )
         self._lowercase = self._by_space and any(step.get("lowercase") for step in steps)
         self._is_plain = not any(map(_is_dotted_i, steps))
-        """Whether lower-casing ASCII is all that the normalizer does to it."""
+        """Whether the normalizer changes nothing in printable ASCII text, except that it may lower-case the text."""
         self._longest = layout["model"].get("max_input_chars_per_word") or _MAX_CHARACTERS
         self._words: dict[str, list[int]] = {}
         self._forget()
@@ -156,7 +156,7 @@ class ChunkTable:
         self._lengths = _Column(np.dtype(np.int64))
         self._loses = _Column(np.dtype(np.bool_))
         self._losses: dict[int, TextLoss] = {}
-        """What is lost of a chunk, by its number, for chunks that `_loses` marks."""
+        """Maps the number of a chunk to what is lost of the chunk. It has only the chunks that `_loses` marks."""
 
     def _learn(self) -> None:
         """Tokenize the new chunks (pieces of text between spaces), and add their ids to the cache."""
@@ -272,10 +272,10 @@ class ChunkTable:
 
 
 def is_within_word(text: str, place: int) -> bool:
-    """Whether the characters before and at `place` belong to one word because one of them is a mark (such as a vowel
-    sign) and the other is a letter or a mark.
+    """Whether the characters before and at index `place` certainly belong to one word. They do if one of them is a mark
+    (such as a vowel sign) and the other is a letter or a mark.
 
-    Byte-level tokenizers need this check, because their pattern, which is that of GPT-2, ends a word at each mark.
+    Byte-level tokenizers need this check, because they use GPT-2's pattern, which ends a word at each mark.
     """
     if not 0 < place < len(text):
         return False

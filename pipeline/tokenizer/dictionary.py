@@ -1,8 +1,8 @@
 """Finds words in scripts that are written without spaces, with the dictionaries of ICU (Thai, Lao, Khmer, Burmese, Han,
 kana).
 
-It needs the package icu4py, which brings ICU itself: `pip install 'cloze[words]'`. It reads 2 to 5 million characters a
-second.
+This module needs the package icu4py, which brings ICU itself: `pip install 'cloze[words]'`. The dictionaries read 2 to
+5 million characters a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def has_library() -> bool:
 
 @cache
 def library_version() -> str | None:
-    """Return the version of icu4py, which decides the version of ICU and its dictionaries; None if it is absent."""
+    """Return the version of icu4py, which decides the version of the dictionaries, or None if icu4py is absent."""
     try:
         return version(LIBRARY)
     except PackageNotFoundError:
@@ -38,7 +38,7 @@ def library_version() -> str | None:
 
 
 class Dictionary:
-    """Finds words of one language (a code such as th)."""
+    """Finds the words in text of one language, which is given as a code such as th."""
 
     def __init__(self, language: str) -> None:
         from icu4py.breakers import WordBreaker  # an extra
@@ -48,7 +48,7 @@ class Dictionary:
         self._runs = _spaceless_runs()
 
     def mark(self, text: str) -> bytes:
-        """Return a byte for each character of `text`: START if a word starts there, INSIDE if the character continues a
+        """Return a byte for each character of `text`: START if the character starts a word, INSIDE if it continues a
         word, or BY_TOKENIZER if the tokenizer decides.
 
         Letters and marks of the scripts without spaces are START or INSIDE. The character after a run of such letters
@@ -66,8 +66,8 @@ class Dictionary:
         return bytes(marks)
 
     def cut(self, words: Sequence[str]) -> list[list[str]]:
-        """Cut each of `words` where the dictionary finds the start of another word in it, and return the pieces of
-        each. In the text, `words` follow each other without a space."""
+        """Cut each of `words` where the dictionary finds the start of another word in it, and return the pieces of each
+        word. In the text, `words` follow each other without a space."""
         marks = self.mark("".join(words))
         parts = []
         begin = 0

@@ -23,7 +23,7 @@ MAX_WORD_CHARACTERS = 100
 """Longer words become [UNK], as in the `tokenizers` library (the original BERT code had 200)."""
 SPACELESS_WORD_CHARACTERS = 500
 """The same limit if a dictionary finds the words of scripts without spaces, because a space ends only a clause there.
-The library takes up to 0.1 s for such a word, and eight times as much for one of twice the length."""
+The library takes up to 0.1 s for such a word, and eight times that for a word of twice the length."""
 DOTTED_I_LANGUAGES = frozenset(("tr", "az", "crh", "gag"))
 """Languages in which the small letter of I has no dot, and the capital letter of i has one."""
 _DOTTED_I = {"I": "\u0131", "\u0130": "i"}
@@ -94,7 +94,8 @@ def build_wordpiece(
 def longest_word(config: PipelineConfig) -> int:
     """Return how many characters a word may have. The tokenizer of a vocab.txt gives [UNK] for a longer word.
 
-    The number is 100, as published. It is 500 for vocabularies that this config trains for languages without spaces.
+    The number is 100, like in the `tokenizers` library. It is 500 for vocabularies that this config trains for
+    languages without spaces.
     """
     trains = config.vocabulary.train or config.vocabulary.path is None
     return SPACELESS_WORD_CHARACTERS if trains and config.dictionary_words else MAX_WORD_CHARACTERS
@@ -169,7 +170,7 @@ def word_rules(settings: VocabularyConfig, *, dotted_i: bool = False) -> tuple[A
 def describe_text(backend: Tokenizer) -> dict[str, str]:
     """Return how the tokenizer treats text, found by trying single characters.
 
-    The dict has four keys: "case" ("kept", "lowered", or "lowered_dotted_i" if as in Turkish), "accents" ("removed" or
+    The keys of the dict are "case" ("kept", "lowered", or "lowered_dotted_i" for Turkish), "accents" ("removed" or
     "kept"), "hangul" ("syllables" or "jamo") and "joiners" (the zero-width joiner and non-joiner: "removed" or "kept").
     """
 

@@ -26,8 +26,8 @@ _BEYOND_BASIC = (0x10000, 0x1E960)
 
 
 class MarkCount(NamedTuple):
-    """Counts of a text by script. `found` counts the marks of the text, `lost` counts the marks that the normalizer
-    removes, and `letters` counts all letters and marks of the script."""
+    """Three counts of a text, each of them by script. `found` counts the marks, `lost` counts the marks that the
+    normalizer removes, and `letters` counts all letters and marks."""
 
     found: Counter[str]
     lost: Counter[str]
@@ -43,7 +43,7 @@ class LostMarks:
         mark (20 ms)."""
         marked = letters_with_marks()
         self._lost: dict[str, int] = {}
-        """The number of marks lost of each letter that loses any."""
+        """How many marks are lost of each letter that loses marks."""
         if normalizer is not None:
             for letter, found in marked.items():
                 lost = found.total() - _find_marks(normalizer.normalize_str(letter)).total()
@@ -57,13 +57,13 @@ class LostMarks:
         self.scripts: dict[str, float] = {
             script: lost / every[script] for script, lost in lost_by_script.items() if lost
         }
-        """For each script that loses marks, the share of its marks that are lost if every letter is as frequent."""
+        """For each script that loses marks, the share of its marks that is lost if all letters are equally frequent."""
         self._scripts = {letter: script for letter, script in letters_by_script().items() if script in self.scripts}
         self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
     def count(self, text: str) -> MarkCount | None:
-        """Return the counts of `text`, which is not normalized yet. Only scripts of which the normalizer removes marks
-        are counted. Return None if `text` has no letter of such a script."""
+        """Return how many marks `text` has, and how many of its marks the normalizer removes. `text` is not normalized
+        yet. Only scripts that lose marks are counted. Return None if `text` has no letter of such a script."""
         if not self._scripts or text.isascii():
             return None
         counts = MarkCount(Counter(), Counter(), Counter())
@@ -79,8 +79,8 @@ class LostMarks:
 
 @cache
 def letters_with_marks() -> dict[str, Counter[str]]:
-    """Return a dict with every character that has marks once it is decomposed (NFD). The value is the number of the
-    marks by script. Only marks that are letters count, such as the vowel signs of Devanagari."""
+    """Return a dict with every character that has marks once it is decomposed (NFD). The value counts these marks by
+    script. Only marks that are letters count, such as the vowel signs of Devanagari."""
     found = {}
     for letter in _every_letter():
         if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:
@@ -93,7 +93,7 @@ def letters_with_marks() -> dict[str, Counter[str]]:
 @cache
 def letters_by_script() -> dict[str, str]:
     """Return a dict from each letter or mark to its script, for all scripts whose marks are letters. A script is named
-    by the first word of its Unicode names; all kana is KANA."""
+    by the first word of its letters' Unicode names; all kana is KANA."""
     scripts = {script for found in letters_with_marks().values() for script in found}
     named = {}
     for letter in _every_letter():

@@ -84,7 +84,7 @@ class WordTokenizer:
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
         self.tokens: list[str] = sorted(vocabulary, key=vocabulary.__getitem__)
-        """Every token in the order of the ids."""
+        """All tokens, in the order of their ids."""
         if vocabulary[self.tokens[-1]] != self.vocab_size - 1:
             raise ValueError(
                 f"{origin}: {self.vocab_size} tokens, but the greatest id is {vocabulary[self.tokens[-1]]}; "
@@ -106,7 +106,7 @@ class WordTokenizer:
         self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= MAX_UINT16_VOCABULARY else np.int32)
         self.vocabulary_hash: str = vocabulary_hash(backend, tokens=self.tokens)
         self.lost_marks = LostMarks(backend.normalizer)
-        """Tells which marks of text its normalizer removes."""
+        """Counts the marks of a text that this tokenizer's normalizer removes."""
         self._lowers_i = backend.normalizer is not None and backend.normalizer.normalize_str("I") == "i"
         self._tables = {"": self._new_table()}
         """Caches by language of the dictionary; "" without a dictionary."""
@@ -142,9 +142,9 @@ class WordTokenizer:
         return cls(backend, origin=origin)
 
     def tokenize(self, document: Document, *, language: str = "", dictionary: bool = False) -> TokenizedDocument:
-        """Return the document as ids. Each sentence has the ids that the `tokenizers` library gives it, without added
-        special tokens. Special tokens that occur in the text are treated like ordinary text (the library's setting
-        encode_special_tokens).
+        """Return the document as token ids. Each sentence has the ids that the `tokenizers` library gives it, without
+        added special tokens. Special tokens that occur in the text are treated like ordinary text (the library's
+        setting encode_special_tokens).
 
         For the options see tokenize_and_count.
         """
@@ -156,9 +156,9 @@ class WordTokenizer:
         """Return the document as `tokenize` does, and counts of the text that is lost, for example because it becomes
         [UNK].
 
-        `language` is a code such as tr. If the language has a dotted i and the tokenizer lower-cases, I becomes a
-        dotless i. With `dictionary`, a dictionary of the language finds where words start in scripts without spaces.
-        The ids are the same with and without `dictionary`.
+        `language` is a code such as tr. If the tokenizer lower-cases, and the language has a dotless i, as Turkish
+        does, I becomes a dotless i. With `dictionary`, a dictionary of the language finds where words start in scripts
+        without spaces. The ids are the same with and without `dictionary`.
         """
         words_of = language if dictionary else ""
         if words_of not in self._tables:
@@ -178,8 +178,8 @@ class WordTokenizer:
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
         """Write the files that AutoTokenizer reads: tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt.
 
-        `longest` is the number of tokens in the longest row. The files' bytes depend only on `longest`, the vocabulary
-        and the vocabulary's normalization.
+        `longest` is how many tokens the longest row (training example) has. The files' bytes depend only on `longest`,
+        the vocabulary and the vocabulary's normalization.
         """
         names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
         save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names, longest=longest)

@@ -4,8 +4,8 @@ A worker counts the words of a group of splits (ranges of input files) at a time
 files one by one takes twice as long. Words are divided into parts by hash. For each part, the worker writes a run
 (sorted counts). Then the runs of each part are merged.
 
-Only names and places of files cross the shuffle. A worker needs memory for a WordCounter and for the words that are
-kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
+Only file names and positions in files cross the shuffle. A worker needs memory for a WordCounter and for the words that
+are kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WordContext:
     folder: str
     """The folder for all files that are written, which all workers must be able to reach."""
     limit: int
-    """The number of different words to keep; the most frequent ones are kept."""
+    """How many different words to keep. The most frequent words are kept."""
     notes: str = ""
     """A folder for progress counts and failures. If empty, they go to `folder`."""
 
@@ -70,7 +70,7 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
-    """Add the steps that count words to `pipeline`. The last step writes the result to WORDS_NAME in the context's
+    """Add to `pipeline` the steps that count words. The last step writes the result to WORDS_NAME in the context's
     folder."""
     runs = (
         pipeline
@@ -105,7 +105,7 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, by hash).
+    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, chosen by hash).
 
     Yields a list with the path of one new file, which has the most frequent words of the part. If the part has no
     words, yields nothing.
@@ -120,7 +120,7 @@ class MergeRuns(_Step):
 
 class LeaveWords(_Step):
     """Beam step: joins the files of MergeRuns, which have the most frequent words of each part, into the file
-    WORDS_NAME. The main process reads this file, because an engine cannot return values."""
+    WORDS_NAME. Because Beam steps cannot return values to the main process, the main process reads this file."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):

@@ -22,15 +22,16 @@ _MENTIONED = 0.001
 """At most this share of a source's characters may be in a script that loses marks: words that the text mentions. In
 English and Italian Wikipedia 0.006% of the characters are Arabic, and fewer are of any other such script."""
 _MANY_LETTERS, _SAMPLE_CHARACTERS, _SAMPLE_SPLITS = 0.05, 200_000, 8
-"""A source is refused before it is read if more than this share of about so many characters of it, from the beginnings
-of so many splits, is in such a script."""
+"""Before a source is read, a sample of about _SAMPLE_CHARACTERS is taken from the beginnings of at most _SAMPLE_SPLITS
+splits. The source is refused if more than the share _MANY_LETTERS of the sample is in a script that loses marks."""
 _NAMED = {"ARABIC": "hamza and madda", "KANA": "the marks of voiced sounds"}
-"""What the marks of a script are, if they are not what most are."""
+"""What an error message calls the marks of a script. The marks of other scripts have a common name."""
 _KANA = ("HIRAGANA", "KATAKANA")
 
 
 def has_dotted_i(config: PipelineConfig) -> bool:
-    """Whether the vocabulary lower-cases I to a dotless i, because every source is in Turkish or a language like it."""
+    """Whether the vocabulary lower-cases I to a dotless i. It does if every source is in a language with this letter,
+    such as Turkish."""
     return config.vocabulary.lowercase and all(source.language in DOTTED_I_LANGUAGES for source in config.sources)
 
 
@@ -65,7 +66,8 @@ def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | No
 
 
 def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
-    """Raise ValueError if the text that was read lost over 1% of the marks of a script in which a source is written.
+    """Raise ValueError if a source lost over 1% of the marks of a script in which it is written. `read` has the counts
+    of what was read.
 
     A source is written in a script if more than 1 in 1,000 of its characters are letters or marks of that script.
     """
@@ -79,9 +81,9 @@ def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
 
 
 def _find_lost(loss: TextLoss, *, characters: int, most: float, source: SourceConfig) -> str | None:
-    """Return a script that lost more than the share MOST_LOST of its marks, or None if there is none. If there are
-    several, return the one that lost most marks. Scripts whose letters and marks are at most the share `most` of all
-    `characters` are ignored."""
+    """Return the script that lost most marks, of all scripts that lost a greater share of their marks than MOST_LOST.
+    Return None if there is no such script. A script is ignored if its letters and marks are a share of at most `most`
+    of the text. `characters` is how many characters the text has."""
     for script, number in loss.lost_marks.most_common():
         if script == "HEBREW" and script not in _own_scripts(source.language):
             continue
@@ -91,10 +93,10 @@ def _find_lost(loss: TextLoss, *, characters: int, most: float, source: SourceCo
 
 
 def _own_scripts(language: str) -> set[str]:
-    """Return the scripts of a language, named like the scripts of LostMarks. Return no script if the language may be
+    """Return the scripts of a language, with the names that LostMarks uses. Return no script if the language may be
     written in Latin letters too.
 
-    Hebrew script counts for Yiddish only, because only there the points are letters.
+    Hebrew script counts for Yiddish only, because only in Yiddish are the points letters.
     """
     scripts = scripts_of(language)
     if "LATIN" in scripts or ("HEBREW" in scripts and language != "yi"):
@@ -103,8 +105,8 @@ def _own_scripts(language: str) -> set[str]:
 
 
 def _read_beginnings(source: SourceConfig, *, splits: Sequence[Split]) -> Iterator[str]:
-    """Yield the first sentences of up to _SAMPLE_SPLITS splits, which are spread evenly. Together they have about
-    _SAMPLE_CHARACTERS. Splits that cannot be read are left out."""
+    """Choose at most _SAMPLE_SPLITS of `splits` at even distances, and yield the first sentences of each chosen split.
+    All sentences together have about _SAMPLE_CHARACTERS. Splits that cannot be read are left out."""
     chosen = splits[:: max(1, -(-len(splits) // _SAMPLE_SPLITS))]
     for split in chosen:
         with suppress(ValueError, OSError):

@@ -62,8 +62,8 @@ class MergeTable:
         return int(self._count[: len(self._pairs)].max(initial=0))
 
     def best(self, *, criterion: Criterion, min_count: int) -> int | None:
-        """Return the number of the next pair to merge, or None if no pair occurs at least `min_count` times.
-        `criterion` decides which pair is best (see subwords.train_wordpiece)."""
+        """Return the number of the pair to merge next (the pair's number in this table). Return None if no pair occurs
+        at least `min_count` times. `criterion` decides which pair is best (see subwords.train_wordpiece)."""
         candidates = self._candidates(min_count)
         if not candidates.size:
             return None
@@ -82,15 +82,15 @@ class MergeTable:
         return min(pairs, key=self.names)
 
     def names(self, pair: int) -> tuple[str, str]:
-        """Return the two symbols of pair number `pair`."""
+        """Return the two symbols of the pair with number `pair`."""
         return self.symbols[self._left[pair]], self.symbols[self._right[pair]]
 
     def count(self, pair: int) -> int:
-        """Return how often pair number `pair` occurs in the text."""
+        """Return how often the pair with number `pair` occurs in the text."""
         return int(self._count[pair])
 
     def merge(self, pair: int) -> str:
-        """Merge every occurrence of pair number `pair`, from left to right, and return the new symbol."""
+        """Merge every occurrence of the pair with number `pair`, from left to right, and return the new symbol."""
         left, right = int(self._left[pair]), int(self._right[pair])
         first, second = self.names(pair)
         symbol = self._symbol_number(first + second.removeprefix(self._prefix))
@@ -126,9 +126,9 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Return those places in `place` at which a pair can be merged without overlap. `place` has the sorted places
-        where the pair occurs. Only the places of a pair of equal symbols overlap, in text like a a a a. Of such places,
-        the first, third, ... are returned."""
+        """Return the places at which a pair can be merged without overlap. `place` has all places where the pair
+        occurs, sorted. Places overlap only if both symbols of the pair are equal, in text like a a a a. Of overlapping
+        places, the first, third, ... are returned."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))
@@ -166,7 +166,7 @@ class MergeTable:
             self._places[number].append(where)
 
     def _candidates(self, min_count: int) -> Int64s:
-        """Return the numbers of the pairs that occur at least `min_count` times.
+        """Return the pairs that occur at least `min_count` times. Each pair is given as its number in this table.
 
         Not every pair is looked at. A list of the frequent pairs is made every _REFRESH_EVERY merges. Until the next
         list is made, only two kinds of pairs are looked at: those in the list, and those created after the list. No

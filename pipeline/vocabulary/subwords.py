@@ -60,8 +60,8 @@ def train_bpe(
     tokens.
 
     Each step merges the most frequent pair, as long as that pair occurs at least `min_pair_count` times (None means 2).
-    Tokens that end a word end in END_OF_WORD. With `byte_level` there is no such mark: words come from the ByteLevel
-    pre-tokenizer, and the alphabet is all 256 bytes, so no text is unknown.
+    Tokens that end a word end in END_OF_WORD. With `byte_level`, words come from the ByteLevel pre-tokenizer, and
+    END_OF_WORD is not used. The alphabet is then all 256 bytes, so no text is unknown.
 
     Raises ValueError if `size` is too small for the characters. Logs a warning if there are too few pairs for `size`.
     """
@@ -100,9 +100,8 @@ def _train(
 
 
 def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[list[str], MergeTable]:
-    """Return (alphabet, table). The alphabet is the list of single-character symbols. The table is a MergeTable (words
-    and the counts of their adjacent symbols) of the words spelled in these symbols. `kind` is "wordpiece", "bpe" or
-    "byte_level_bpe".
+    """Return (alphabet, table). The alphabet is the list of single-character symbols. The table is a MergeTable of the
+    words, spelled in these symbols. `kind` is "wordpiece", "bpe" or "byte_level_bpe".
 
     The rarest characters, and the words that contain one of them, are left out. These characters make up at most 1 in
     100,000 of the text, or 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet

@@ -40,12 +40,12 @@ from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import JOINT, TOO_LONG, WordCounter, most_common, read_words
 
 MAX_WORDS = 500_000
-"""Most different words that a vocabulary is trained on. If the text has more, the most frequent words are used."""
+"""A vocabulary is trained on at most this many different words. These are the most frequent words of the text."""
 _MANY_TOO_LONG = 0.01
 """Training warns if a larger share of the characters is in words that are too long to be counted."""
 _BYTES_WORTH_A_WORKER = 4 << 20
-"""Fewest bytes of text for each worker process. With less text another process would not pay, because it takes seconds
-to start."""
+"""Each worker process gets at least this many bytes of text. With less text, another process would not pay, because it
+takes seconds to start."""
 
 _logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def train_vocabulary(
     """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json). The file appears
     complete or not at all.
 
-    The words are counted on the Dask `cluster` if given. All workers must be able to reach the folder that contains
+    If a Dask cluster is given, the words are counted on it. All workers must be able to reach the folder that contains
     `path`. The folder may be on an object store. Raises ConfigError if the file name does not fit the algorithm, and
     ValueError if the sources contain no words.
     """

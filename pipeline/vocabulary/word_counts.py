@@ -39,7 +39,7 @@ JointSide: TypeAlias = Literal["before", "after", "none"]
 _FROM_BYTES = decoders.ByteLevel()
 _TO_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 JOINT_SIDES: dict[str, JointSide] = {"wordpiece": "before", "bpe": "after", "byte_level_bpe": "none"}
-"""By algorithm of the vocabulary; words in bytes need no mark."""
+"""At which side of a word JOINT is put, by algorithm of the vocabulary. Words in bytes need no such mark."""
 
 Entry = tuple[bytes, int]
 """A word in UTF-8 and its count. UTF-8 bytes sort in the order of code points."""
@@ -95,7 +95,8 @@ class WordCounter:
     def add(self, sentences: Iterable[str], *, dictionary: str = "") -> None:
         """Count the words of sentences. A space always ends a word, with any pre-tokenizer.
 
-        `dictionary` is the language of a dictionary that finds words in scripts without spaces; "" for none.
+        `dictionary` is the language of a dictionary that finds words in scripts without spaces. If it is "", no
+        dictionary is used.
         """
         chunks = self._chunks.setdefault(dictionary, Counter())
         for sentence in sentences:
@@ -165,7 +166,7 @@ class WordCounter:
 
 def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
     """Cut words where a dictionary finds the start of another word, and return the pieces. Words and pieces are spelled
-    in bytes, as byte-level BPE does it. A space in front of a word stays with the word's first piece."""
+    in bytes, like in byte-level BPE. A space in front of a word stays with the word's first piece."""
     cut: list[str] = []
     for word, parts in zip(words, dictionary.cut([_FROM_BYTES.decode([word]) for word in words]), strict=True):
         if parts[0] == " " and len(parts) > 1:

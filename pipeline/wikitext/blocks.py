@@ -15,8 +15,8 @@ from pipeline.wikitext.tags import BREAK, HOLE
 class Block(NamedTuple):
     """A piece of a page. `text` has the lines of a paragraph with line breaks between them. `kind` is "" for a
     paragraph, "'" for a line that is all bold (often the title of a list), and "*" for a list item. It is ":" for a
-    line outside of a list that is indented by : or a space (often a quotation or code). For a heading, `kind` has as
-    many = as the heading's level."""
+    line outside of a list that is indented by : or a space (often a quotation or code). For a heading, `kind` is a row
+    of = signs, one for each level: "==" for level 2."""
 
     kind: str
     text: str
@@ -125,9 +125,10 @@ def _repeat_item(found: re.Match[str]) -> str:
 
 
 def _join_formulas(lines: Sequence[str]) -> list[str]:
-    """Return the lines, with each line that has nothing but missing formulas or templates joined to its sentence. It is
-    joined to the line before if no sentence ends there. The line after is joined to it if that line begins in lower
-    case. Because the sentence then contains the marks of what is missing, it is dropped and counted later."""
+    """Return the lines, with some of them joined. A line that has nothing but missing formulas or templates belongs to
+    the sentence around it. So it is joined to the line before if that line does not end a sentence. Then the next line
+    is joined too if it begins in lower case. The joined sentence contains the marks of what is missing, and is dropped
+    and counted later."""
     joined: list[list[str]] = []
     last = -1  # the last line that is not blank
     goes_on = False  # the last line ends with a formula, and no sentence ends there
@@ -160,8 +161,9 @@ def _remove_magic_word(found: re.Match[str]) -> str:
 
 
 def _drop_rows(lines: Sequence[str]) -> list[str]:
-    """Return the lines without the rows of tables whose beginning or end is in a template, and without the arguments of
-    templates that are never closed. A line that begins with | or ! but looks like prose is kept."""
+    """Return the lines without stray rows of tables and stray arguments of templates. A row is stray if a template
+    opens or closes its table. An argument is stray if its template is never closed. A line that begins with | or ! but
+    looks like prose is kept."""
     kept: list[str] = []
     section: list[str] = []
     for line in [*lines, "="]:
@@ -193,8 +195,9 @@ def _drop_rows_of_section(section: Sequence[str]) -> Iterator[str]:
 
 
 def _is_prose(line: str, *, alone: bool) -> bool:
-    """Return whether a line outside of tables that begins with | or ! is probably prose. It must end like a sentence,
-    except if it is the only such line of its paragraph (`alone`) and does not look like several cells."""
+    """Return whether a line that begins with | or !, but stands outside of tables, is probably prose. Such a line must
+    end like a sentence. A line that is the only such line of its paragraph (`alone`) may instead end in any way, if it
+    does not look like several cells."""
     if _NO_PROSE.match(line):
         return False
     return (alone and not _CELLS.search(line)) or SENTENCE_END.search(line) is not None
@@ -211,7 +214,7 @@ def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
 
 def rest_of_table(content: str) -> str:
     """Return the text that follows a table without a closing |}. `content` is everything after the table's start. The
-    text begins where the last row ends, at the latest at the next heading."""
+    text begins where the last row ends, or at the next heading if the heading comes first."""
     lines = content.split("\n")
     end = next((number for number, line in enumerate(lines) if _HEADING.fullmatch(line)), len(lines))
     rows = [number for number, line in enumerate(lines[:end]) if _ROW.match(line)]

@@ -63,8 +63,8 @@ def spanish_century(arguments: Arguments) -> str | None:
 
 
 def century(noun: str) -> Renderer:
-    """Return a renderer of one century, as `noun` and the century's number: "segle XIX". For two centuries the renderer
-    returns None."""
+    """Return a renderer of one century. It shows `noun` and then the century's number: "segle XIX". For two centuries
+    the renderer returns None."""
 
     def render(arguments: Arguments) -> str | None:
         numbers = [value for value in arguments.filled() if _ROMAN.fullmatch(value)]

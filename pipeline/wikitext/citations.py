@@ -1,8 +1,7 @@
 """Renders templates of citations, doubted text and sounds, such as {{harvtxt|Boole|1854}} and {{cn|text}}. Pure.
 
 A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia, such a template
-stands behind the text. A renderer returns "" if the template shows nothing, or None if it does not understand the
-arguments.
+follows the text. A renderer returns "" if the template shows nothing, or None if it does not understand the arguments.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _PERHAPS_DATE = re.compile(r"(?:\w+\.?\s){0,4}(?:19|20)\d\d|\d+", re.DOTALL)
 
 def wrapped(arguments: Arguments) -> str | None:
     """Render the text that a template wraps. This is the first argument, or else a named argument such as text=. Return
-    None without a text."""
+    None if there is no text."""
     return arguments.at(1) or named_text(arguments) or None
 
 
@@ -60,7 +59,7 @@ def doubted(arguments: Arguments) -> str | None:
     """Return the text that a template such as {{cn|text}} marks as doubtful. Return "" if the template has no text, or
     has only a date.
 
-    Return None if the argument may be a date or a text with a year, as in {{cn|nel 1987}}.
+    Return None if it is not clear whether the argument is a date or a text with a year, as in {{cn|nel 1987}}.
     """
     text = wrapped(arguments) or ""
     filled = arguments.filled()
@@ -149,7 +148,8 @@ def verse_number(arguments: Arguments) -> str | None:
 
 
 def _parts_of_verse(arguments: Arguments) -> tuple[str, ...]:
-    """Return (number of the book, book, place, translation, label), each of them perhaps ""."""
+    """Return (book number, book, place, translation, label), such as ("1", "Corinthians", "13:4", "KJV", ""). Missing
+    parts are ""."""
     values = arguments.positional
     numbered = bool(values) and values[0] in ("", "1", "2", "3", "4", "I", "II", "III")
     return tuple([*([] if numbered else [""]), *values, "", "", "", "", ""][:5])

@@ -1,4 +1,4 @@
-"""Removes marks of templates from a line where the line is complete without them. Pure.
+"""Removes the marks of templates from a line, except where words may be missing. Pure.
 
 A mark is a character that stands in the place of a template. A GAP stands for a template that shows nothing, an ASIDE
 for a pronunciation or a sound, and a HOLE for a template that cannot be rendered. Every GAP is removed. A sentence that
@@ -52,8 +52,8 @@ def hole_number(mark: str) -> int:
 
 
 def settle_marks(line: str) -> str:
-    """Return a line without the marks (characters in the place of a template) that it does not need to be complete.
-    Marks that stand for missing words stay. Return "" if the line has no words besides marks."""
+    """Return a line without its superfluous marks. A mark is a character in the place of a template. A mark that may
+    stand for missing words stays. Return "" if the line has no words besides marks."""
     if GAP in line:
         line = _GAP_BETWEEN_SENTENCES.sub(" ", _GAP_BETWEEN_POINTS.sub("", line))
         line = _GAP_BEFORE_POINT.sub("", line).replace(GAP, "")
@@ -188,8 +188,7 @@ def _close(inner: _Parenthesis, closing: str, *, outer: _Parenthesis, is_glued: 
 
 def _names_languages(item: str) -> bool:
     """Return whether a part of a parenthesis has two to four words in lower case and nothing else. Beside a
-    pronunciation, such words name its language, like "also in Italian" in a wiki whose language writes "italian" small.
-    """
+    pronunciation, such words name the language of the pronunciation, like the Italian "anche in inglese"."""
     parts = item.strip(_POINTS + " ").split()
     return 1 < len(parts) < 5 and all(part.isalpha() and part.islower() for part in parts)
 

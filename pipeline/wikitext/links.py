@@ -20,9 +20,9 @@ _ADDRESS = re.compile(r"\s*(?:https?:|ftp:)?//", re.I)
 
 
 def quote_free(text: str, *, is_label: bool) -> str:
-    """Return the visible text of a link without quotes ('') that could pair up with quotes outside the link. In a
-    label, such quotes mark bold and italic text and are removed, as in MediaWiki. In a target, they are plain
-    characters and are kept."""
+    """Return the visible text of a link, changed so that its quotes ('') cannot pair up with quotes outside the link.
+    In a label, '' marks bold or italic text and is removed, like in MediaWiki. In a target, '' is plain text. So it is
+    kept, but written as character references."""
     if is_label and "''" in text:
         text = remove_quotes(text)
     return text.replace("'", "&#39;") if "''" in text or text[:1] == "'" or text[-1:] == "'" else text

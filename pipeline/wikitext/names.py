@@ -48,8 +48,8 @@ class WikiNames:
     redirect words, and the codes of other languages.
 
     `invisible` has the prefixes of links that show no text, such as "file". It includes the prefixes of other
-    languages, because translated pages keep links to the files of the original page. From other languages, ASCII
-    prefixes of one or two letters are not taken.
+    languages, because translated pages keep links to the files of the original page. But it has no ASCII prefixes of
+    one or two letters from other languages.
     """
 
     namespaces: Mapping[str, int]

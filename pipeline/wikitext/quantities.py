@@ -22,7 +22,7 @@ class Arguments(NamedTuple):
     language: str
 
     def at(self, position: int) -> str:
-        """Return the positional argument number `position`, counted from 1, or "" if it is missing."""
+        """Return the positional argument at `position` (the first is at 1), or "" if it is missing."""
         return self.positional[position - 1] if len(self.positional) >= position else ""
 
     def filled(self) -> list[str]:
@@ -108,8 +108,8 @@ _FACTORS = {
 
 
 def convert(arguments: Arguments) -> str | None:
-    """Render a measure as given, with the symbol of its unit: 1,300 mi; 5 to 7 km; 6 ft 2 in. Return None if there is
-    no unit."""
+    """Render a measure with the symbol of its unit, without converting it: 1,300 mi; 5 to 7 km; 6 ft 2 in. Return None
+    if there is no unit."""
     values = arguments.positional
     text, position = "", 0
     while position + 1 < len(values):
@@ -145,7 +145,7 @@ def value(arguments: Arguments) -> str | None:
 
 def measure(arguments: Arguments) -> str | None:
     """Render the Italian {{M|12|k|B}}, a number with a unit and its prefix, or {{M|12|0.1|km}}, with an uncertainty.
-    Return None without a number."""
+    Return None if there is no number."""
     number, error, unit = [*arguments.positional, "", "", ""][:3]
     if not number:
         return None
@@ -169,7 +169,7 @@ def scientific(arguments: Arguments) -> str | None:
 
 def unit_fr(arguments: Arguments) -> str | None:
     """Render a number and its unit, for French templates that give the exponent after each unit: 10 km/h from
-    {{unite|10|km||h|-1}}. Return None without a number."""
+    {{unite|10|km||h|-1}}. Return None if there is no number."""
     number, *units = arguments.positional or [""]
     if not number:
         return None
@@ -288,8 +288,8 @@ def words_of_date(arguments: Arguments) -> str | None:
 
 
 def age(arguments: Arguments) -> str | None:
-    """Return the number of years between two dates, as text. Return None for a person's age today, because the dump
-    does not say what date today is."""
+    """Return how many years lie between two dates, as text. Return None for a person's age today, because the dump does
+    not say what date today is."""
     values = arguments.positional[:6]
     if len(values) < 6 or not all(value.isdecimal() for value in values):
         return None

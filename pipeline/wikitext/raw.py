@@ -1,5 +1,5 @@
-"""Takes comments and the tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) out of wikitext, before other
-stages.
+"""Removes comments and tags with raw content (<nowiki>, <pre>, <ref>, <math> ...) from wikitext. This comes before
+other stages.
 
 The page is read from left to right, like in MediaWiki's preprocessor. Inside a comment or such a tag, no other comment
 or tag is looked for. So a <!-- in a <nowiki> is text, and a <ref> in a comment is not a footnote. The time is linear in

@@ -262,8 +262,8 @@ def _twin_town(arguments: Arguments) -> str | None:
 
 
 def _unless_article(arguments: Arguments) -> str | None:
-    """Render the German {{Coordinate|...}}. Return "" if it is shown beside the title, which means that it has the
-    argument "article" but not "text". Otherwise return None."""
+    """Render the German {{Coordinate|...}}. Return "" if the template has the argument "article" but not "text",
+    because then the coordinates are shown beside the title. Otherwise return None."""
     return "" if "article" in arguments.named and "text" not in arguments.named else None
 
 
@@ -297,6 +297,6 @@ _MADE: dict[str, Callable[..., Renderer]] = {
 
 
 def make_renderer(kind: str, *parameters: str | int) -> Renderer:
-    """Return a renderer. `kind` is its name in templates.tsv, and `parameters` are the values that stand there after
-    the name."""
+    """Return a renderer. `kind` is the renderer's name in templates.tsv, and `parameters` are the values that stand
+    there after the name."""
     return _MADE[kind](*parameters) if kind in _MADE else _PLAIN[kind]

@@ -1,8 +1,8 @@
 """Turns wikitext into plain text: one paragraph of prose per line, without any markup. Pure.
 
 A full parser handles only 2.5 MB/s and needs unbounded memory on hostile pages. Here every stage passes over the page
-once from left to right, so time and memory are linear in any page. A template that cannot be rendered leaves a hole (a
-mark for missing text), and the caller drops the sentence around it (`PlainText.hole_in`).
+once from left to right, so time and memory are linear in the length of any page. A template that cannot be rendered
+leaves a hole (a mark for missing text), and the caller drops the sentence around it (`PlainText.hole_in`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPENINGS = ("{{", "[[", "{|", "<")
 
 
 class PageOverBudgetError(ValueError):
-    """A page exceeds a limit of its PageBudget. The message says which limit, with both numbers."""
+    """A page exceeds a limit of its PageBudget. The message gives the page's number and the limit."""
 
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
@@ -127,8 +127,8 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
-    starts, and `parts` is the content that was read so far, with inner brackets resolved. The parts from index `own` on
-    come after an unclosed inner table. They are not searched for rows of tables again."""
+    starts, and `parts` is the content that was read so far, with inner brackets resolved. `own` is an index into
+    `parts`: from there on, the parts come after an unclosed inner table, and are not searched for its rows again."""
 
     __slots__ = ("kind", "own", "parts", "start")
 

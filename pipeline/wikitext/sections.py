@@ -3,7 +3,7 @@
 The BERT paper ignores lists, and these sections consist of lists. tail_sections.tsv has the headings of such sections
 by language; the English headings count in every language. A line has a language, `always` or `last`, and case-folded
 headings joined by `|`. A section with a heading of kind `last` (Notes, Sources, Literature) may also belong to the
-article's subject. So it is left out only if all sections after it are such sections too.
+article's subject. So it is left out only if tail_sections.tsv has the headings of all sections after it too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AROUND = " \t:.'\"\u00ab\u00bb\u201c\u201d\u2013-"
 def choose_blocks(
     blocks: Sequence[Block], *, language: str, lists: Treatment, tail_sections: Treatment
 ) -> tuple[list[str], list[LeftOut]]:
-    """Return the lines to keep of a page's blocks, without headings, and a list of what was left out. `lists` says what
+    """Return the lines of a page that are kept, without headings, and a list of what was left out. `lists` says what
     becomes of list items, and `tail_sections` what becomes of sections like External links."""
     tails = _tail_headings(blocks, language=language) if tail_sections != "keep" else frozenset()
     kept: list[str] = []
@@ -101,8 +101,8 @@ def is_whole_sentence(line: str, *, language: str) -> bool:
 
 
 def _is_long(line: str, *, language: str) -> bool:
-    """Return whether a line is at least as long as a short sentence. Words are counted, or characters in a script
-    without spaces."""
+    """Return whether a line is at least as long as a short sentence. The length is counted in words, or in
+    characters if the script has no spaces."""
     words = line.count(" ") + 1
     return words >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * words
 
@@ -127,7 +127,8 @@ def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:
 
 @cache
 def headings_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the headings of tail sections in `language` and in English: those of kind `always` and of kind `last`."""
+    """Return two sets of headings, in `language` and in English. A section is always left out if its heading is in the
+    first set. If its heading is in the second set, it is left out only at the end of an article."""
     found: dict[str, set[str]] = {"always": set(), "last": set()}
     codes = {language, language.partition("-")[0], "en"}
     for line in Path(__file__).with_name("tail_sections.tsv").read_text(encoding="utf-8").splitlines():

@@ -1,10 +1,10 @@
-"""Finds what a template shows by its name and wiki. A name can mean different things: {{s|XIX}} is a century in French
+"""Looks up, by name and wiki, what a template shows. A name can mean different things: {{s|XIX}} is a century in French
 and a stub in Italian.
 
 Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them. The
 wiki `*` stands for all wikis, because names are copied from the English Wikipedia to most others. If several lines have
 a name, a wiki's own line counts first, then a line of the wiki that it copies from (_COPIES), then a line with `*`. The
-patterns here match whole families of names (infobox ..., ... needed).
+patterns in this file match whole families of names (infobox ..., ... needed).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _WRAPPING = re.compile(".*(?:[ -]span)")
 
 @cache
 def wikis_of(language: str) -> tuple[str, ...]:
-    """Return the names of wikis in templates.tsv whose lines apply to the wiki in `language`, the least specific first.
-    They are "*" (all wikis), the wiki from which this wiki copies its templates (if there is one), and `language`."""
+    """Return the names of the wikis whose lines in templates.tsv apply to the wiki in `language`. The first name is "*"
+    (all wikis), and the last is `language`. Between them is the wiki, if any, from which this wiki copies templates."""
     source = _COPIES.get(language)
     return ("*", language) if source is None else ("*", source, language)
 
 
 def find_renderer(name: str, *, language: str) -> Renderer | None:
-    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki of `language`, or None if the
+    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki in `language`, or None if the
     template is unknown."""
     renderer = _renderers(language).get(name)
     if renderer is not None:
