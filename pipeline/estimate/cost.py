@@ -187,8 +187,8 @@ def combine(
         of rows, such as their bytes.
 
         If a source has a weight above 1, its training documents count that many times, and its held-out documents once.
-        If the sample of a source gives no rows because it is a single document, the rows of this source are guessed.
-        The guess is the rows per token of the other sources, times _WITHOUT_PAIRS.
+        If the sample of a source gives no rows because it is a single document, the rows of this source are guessed
+        from the rows per token of the other sources, times _WITHOUT_PAIRS.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]
