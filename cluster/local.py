@@ -78,7 +78,7 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables by which Ray's and our commands find this cluster: their names and values."""
+        """The environment variables (a dict from name to value) by which Ray's and our commands find this cluster."""
         return {
             "RAY_ADDRESS": self.dashboard,
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -142,8 +142,8 @@ def has_ended(started: Started) -> bool:
 
 
 def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> None:
-    """Run `ray start` with the arguments `arguments` as node `name`. Record the process at once in `cluster` and in the
-    state file, the JSON file that describes the running cluster."""
+    """Start the node that is called `name` by running `ray start` with `arguments`. Record the process at once in
+    `cluster` and in the state file, the JSON file that describes the running cluster."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
