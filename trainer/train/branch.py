@@ -129,9 +129,10 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
     """Return what a branch (a run that starts from another run's checkpoint) takes over from the checkpoint's `state`.
 
-    `phases` are the phases of the branch. The step count continues. If one of the phases reads the data in the same
-    order as the checkpoint's run, its position in the data continues too. The divergence guard then keeps its recent
-    losses and the steps to skip. Otherwise the data and the guard start over.
+    `phases` are the phases of the branch. The step count continues. If one of these phases reads the data in the same
+    order as the checkpoint's run did, the branch continues at that run's position in the data. In this case the
+    divergence guard also keeps its recent losses and its list of steps to skip. Otherwise the data and the guard start
+    over.
     """
     source_state = PlanState.from_tree(state.plan_state)
     begun = source_state.step - source_state.phase_step
