@@ -50,8 +50,8 @@ def find_peak(device_name: str) -> float | None:
     """Return the peak rate of the GPU named `device_name` in 10^12 FLOPs a second, from the table PEAK_TFLOPS. Return
     None if the table does not list the GPU's model.
 
-    The name without its maker and memory must be exactly the name of a listed model. One more word would mean another
-    model, or only a part of a GPU.
+    The maker and the memory size in `device_name` are ignored. The rest must be exactly the name of a listed model,
+    because a further word would mean another model, or only a part of a GPU.
     """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

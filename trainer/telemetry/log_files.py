@@ -82,8 +82,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the local folder for the logs. If no working_folder was given, its parent is the folder cloze-UID for
-        temporary files of this user. Raises ConfigError if cloze-UID belongs to another user."""
+        """Make the local folder for the logs. If no working_folder was given, the local folder is inside cloze-UID, a
+        folder for temporary files of this user. Raises ConfigError if cloze-UID belongs to another user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -122,8 +122,8 @@ class RunFiles:
                     self._send_if_changed(path, partial(_write, content))
 
     def make_file_durable(self, name: str) -> str:
-        """Send the file `name` to the run directory if this is on an object store. Return the path or URL of the file
-        in the run directory."""
+        """Send the file `name` to the run directory if the run directory is on an object store. Return the path or URL
+        of the file in the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))
