@@ -201,7 +201,7 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Return the help text of a config class, which has a line `key.sub (type, default): docstring` for each field.
+    """Return the help text of a config class. The text has a line `key.sub (type, default): docstring` for each field.
 
     `prefix` is put before each key.
     """
@@ -361,8 +361,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (`item` from pydantic) concerns an override. It does if it is at one of `keys`, which are the
-    overridden keys, or if its message `line` names one of these keys."""
+    """Whether a fault (`item` from pydantic) concerns an override. `keys` are the overridden keys. The fault concerns
+    an override if its place is one of these keys, or if its message `line` names one of these keys."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))
