@@ -1,7 +1,7 @@
 """Runs a Beam graph on a Dask cluster, with a time limit for every wait.
 
 If a worker is lost, another worker takes over its tasks. The ledger (pipeline/runtime/ledger.py) records finished work,
-so the loss of a worker does not repeat work that was finished.
+so finished work is not done again.
 """
 
 # ruff: noqa: E402

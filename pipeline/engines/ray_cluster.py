@@ -87,7 +87,7 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
 
 
 def resources_of(config: RayConfig) -> dict[str, float]:
-    """Return {name of a resource: amount of it that each worker requests from Ray}."""
+    """Return a dict that maps the name of a resource to the amount that each worker requests from Ray."""
     custom = {} if config.resource is None else {config.resource: config.cpus_per_worker}
     return {"CPU": config.cpus_per_worker, **custom}
 
@@ -106,8 +106,8 @@ def count_room(each: Mapping[str, float]) -> int:
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """Return a text for the user who waits for `number` workers. It says what the workers request, what the cluster
-    has, and how much of that is free."""
+    """Return a text for the user who waits for workers. `number` is the number of workers. The text says what the
+    workers request, what the cluster has, and how much of that is free."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
