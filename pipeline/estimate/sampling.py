@@ -65,7 +65,7 @@ class Frame:
     stream is a unit, the rest of the stream is counted too. `text_bytes` is the estimated size of the plain text.
     `by_file` is true if units are text files, so that the number of documents is proportional to the number of units.
     `passing_s` maps the path of a compressed file to the CPU seconds that reading through it takes without making
-    documents. If several splits share the file, each needs this time.
+    documents. If several splits share the file, each split needs this time.
     """
 
     source: int
