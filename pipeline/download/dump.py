@@ -97,7 +97,7 @@ def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
 
 
 def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: float = 1.0) -> int:
-    """Verify those of `files` that exist in `folder`, fetch the others, and return the number of files fetched.
+    """Verify each of `files` that `folder` already has, and fetch the other files. Return how many files were fetched.
 
     After an interruption, wait `pause_s` seconds, then continue. If nothing more arrives before the next interruption,
     the wait doubles. Raises ValueError if a file has another SHA-1 than expected, or if the mirror does not deliver it.
