@@ -20,7 +20,7 @@ FAILURE_NAME = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a worker. `keeps` says which finished splits and shards of the build stay for its next start.
+    """An error of a worker. `keeps` says which finished splits and shards are kept for the next start of the build.
 
     If `is_users` is true, the user can fix the error (bad input, full disk) and needs only the message. Otherwise the
     error is a bug, and `details` (a traceback) helps to find it.

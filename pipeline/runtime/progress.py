@@ -270,7 +270,7 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 def _bytes_read(reports: list[Counter[str]]) -> float:
     """Return an estimate of the number of bytes of input that workers have read so far.
 
-    A finished split counts with all its bytes. An unfinished split counts with its bytes times the share of its
+    A finished split counts with all its bytes. An unfinished split counts with a share of its bytes: the share of its
     expected text that was read. The expected text is first corrected by the ratio of real to expected text in the
     finished splits.
     """
