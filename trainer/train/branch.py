@@ -189,10 +189,10 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
     """Return facts about the rows that the checkpoint `resume_from` was trained on, in the form of
     CheckpointState.rows. Checkpoints of earlier versions do not record these facts.
 
-    The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
-    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these data sets is
-    lost, or if the weights came from model.initialize_from, "longest" is the number of the model's positions, and
-    "next_sentence" is true.
+    The facts are "longest" (the most tokens that a row may have), "next_sentence" (whether rows have next-sentence
+    labels) and "vocabulary_hash". The first two facts come from the data sets that the checkpoint was trained on, and
+    the hash comes from the data set of the branch. If one of these data sets is lost, or if the weights came from
+    model.initialize_from, "longest" is the number of the model's positions, and "next_sentence" is true.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash

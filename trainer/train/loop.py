@@ -168,8 +168,9 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
     """Evaluate before the run starts or resumes training, if the config asks for this or an evaluation was missed.
 
-    `step` is the last step done. If the run is new or a new branch, and evaluation.at_start is set, evaluate its first
-    weights. If the run stopped after `step`, before the evaluation that was due then, evaluate now.
+    `step` is the last step done. If the run is new or a new branch, and evaluation.at_start is set, evaluate the
+    weights with which it begins. If the run stopped after `step`, before the evaluation that was due then, evaluate
+    now.
     """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
@@ -279,7 +280,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Return the 63-bit seed for the dropout of the micro-batch from lane `lane` in step `step`. `seed` is the run's
-    seed."""
+    """Return the 63-bit seed for dropout in one lane's micro-batch of one step. A lane is one of the streams of rows
+    that the ranks share. `seed` is the run's seed."""
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
