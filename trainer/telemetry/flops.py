@@ -37,9 +37,10 @@ _NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
 def count_flops(
     model: ModelConfig, *, vocabulary_size: int, num_tokens: int, num_squared: int, num_masked: int
 ) -> float:
-    """Return the model FLOPs of forward and backward over `num_tokens` tokens with `num_masked` masked positions.
+    """Return the model FLOPs of forward and backward over some sequences.
 
-    `num_squared` is the sum of the squared sequence lengths.
+    `num_tokens` and `num_masked` say how many tokens and masked positions the sequences have. `num_squared` is the sum
+    of the squared sequence lengths.
     """
     layers, width = model.num_layers, model.width
     encoder = 72 * layers * width**2 * num_tokens + 12 * layers * width * num_squared

@@ -1,4 +1,5 @@
-"""A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
+"""A run's log files on this node: in the run directory or, if the run directory is on an object store, in a local
+folder.
 
 An object store cannot append to a file. So each rank writes its logs to its node's disk, and sends them to the store
 before a checkpoint is committed. The stored logs then hold all steps up to the checkpoint. They may also hold later
@@ -93,7 +94,7 @@ class RunFiles:
     def _fetch_tracker_files(self, stored: set[str]) -> None:
         """Fetch MLflow's files from the store, because MLflow continues them. Other trackers start new files.
 
-        `stored` holds the names of the files in the run directory on the store, without those in its subfolders.
+        `stored` holds the names of the files that the store has directly in the run directory, not in a subfolder.
         """
         shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
         (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
