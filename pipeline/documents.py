@@ -117,7 +117,7 @@ class Split:
     parts: int = 1
 
     def takes(self, number: int) -> bool:
-        """Whether document `number` belongs to this split. Documents are counted from 0 at `start`."""
+        """Whether the document with this number belongs to this split. Documents are counted from 0 at `start`."""
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:

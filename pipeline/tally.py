@@ -82,8 +82,8 @@ class ReadTally:
             self.letters.setdefault(source, Counter()).update(loss.letters)
 
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
-        """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one of them
-        as an example if it is among the first few of this reason, ordered by `name`."""
+        """Count notes (events such as a guessed encoding, by which nothing is left out). `count` says how many notes
+        there are. Keep one note as an example if it is among the first few of this reason, ordered by `name`."""
         self.notes[reason] += count
         self._add_examples(reason, [(name, detail)])
 
