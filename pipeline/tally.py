@@ -222,8 +222,8 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """The result of the second half of a build: the shards (their entries in the manifest), and the counts of their
-    rows for train and validation."""
+    """The result of the second half of a build, which writes the shards. `shards` has the shards' entries in the
+    manifest, and `tallies` has the counts of the rows of train and of validation."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
@@ -355,7 +355,8 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """Return the sum of `one` and `other`, the values of a field in two tallies. An empty array counts as zeros."""
+    """Return the sum of `one` and `other`, the values that a field has in two tallies. An empty array counts as
+    zeros."""
     if isinstance(one, np.ndarray) and not (one.size and other.size):
         return one if one.size else other
     return one + other

@@ -171,8 +171,7 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
     """Wait for the runner's thread, which puts its error, or None if it succeeded, into the queue `outcome`. Return
     what the thread put there.
 
-    This function polls, because a signal that arrives just before the wait, or at another thread, would not end the
-    wait.
+    The function polls, because a signal would not end a wait if it arrives just before the wait or in another thread.
     """
     while True:
         try:

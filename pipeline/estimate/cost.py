@@ -52,7 +52,8 @@ class Estimate:
     during the build. `cpu_s` and `wall_s` are CPU and wall-clock seconds. `worker_bytes` is the peak memory of a
     worker. The input consists of units (parts that can be read without the rest), and `sample_of_units` is their
     number. `sample_units` and `sample_characters` say how many units and characters the sample has, and `sample_s` how
-    many seconds it took. `whole` is true if the sample is all of the input. `vocabulary` describes the vocabulary used.
+    many seconds the sample took. `whole` is true if the sample is all of the input. `vocabulary` describes the
+    vocabulary used.
     """
 
     documents: float
