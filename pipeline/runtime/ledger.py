@@ -51,7 +51,7 @@ class Ledger:
         finished. `kind` and `key` identify the split or shard.
 
         If there is a record, but it or its files do not match their hashes, the record and its files are removed. The
-        fault is noted for take_damaged, and None is returned.
+        method `take_damaged` tells of the fault later. None is returned.
         """
         path = storage.join(self._folder, self.record_name(kind, key))
         try:
