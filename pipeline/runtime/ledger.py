@@ -50,8 +50,8 @@ class Ledger:
         """Return the content that `record` stored with a split or shard, or None if this split or shard is not
         finished. `kind` and `key` identify the split or shard.
 
-        If there is a record, but it or its files do not match their hashes, the record and its files are removed. The
-        method `take_damaged` tells of the fault later. None is returned.
+        If there is a record, but it or its files do not match their hashes, the record and its files are removed. Then
+        None is returned, and `take_damaged` reports the fault later.
         """
         path = storage.join(self._folder, self.record_name(kind, key))
         try:

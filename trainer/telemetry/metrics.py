@@ -123,7 +123,7 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
     """Return the last objects of a JsonLines file (one JSON object a line, by ascending step), oldest first.
 
     Only objects whose step is at most `through` are returned. If the file is long, only the last of these objects are
-    returned, about BLOCK_BYTES in total, and at least one object. If there is no file, return an empty list.
+    returned: at most about BLOCK_BYTES in total, and at least one object. If there is no file, return an empty list.
     """
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         _seek_before(stream, step=through)
