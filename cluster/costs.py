@@ -21,7 +21,8 @@ long as those from Wikipedia."""
 
 
 def hours_of(group: Group) -> float:
-    """Return the hours that training BERT-Large by the published recipe takes on all `max_nodes` nodes of the group."""
+    """Return the hours that training BERT-Large by the published recipe takes on the group if all its nodes
+    (`max_nodes`) run."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 

@@ -78,7 +78,7 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables by which Ray's and our commands find this cluster: their names and values."""
+        """The environment variables (a dict from name to value) by which Ray's and our commands find this cluster."""
         return {
             "RAY_ADDRESS": self.dashboard,
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -88,8 +88,8 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start a cluster of a head and `nodes` nodes, and return it. Raises ConfigError if a local cluster runs already,
-    or if a node does not start."""
+    """Start a cluster and return it. It has a head and as many other nodes as `nodes` says. Raises ConfigError if a
+    local cluster runs already, or if a node does not start."""
     running = read()
     if running is not None:
         raise ConfigError(
@@ -119,8 +119,8 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def start_node(cluster: LocalCluster, name: str, arguments: Sequence[str], *, count: int) -> None:
-    """Start the node `name` by `ray start` with `arguments`, and wait until `count` nodes (including the head) are
-    alive.
+    """Start the node that is called `name` by `ray start` with `arguments`. Wait until the number of living nodes, the
+    head included, is `count`.
 
     If `ray start` ends by itself, start it again, because Ray gives up after 30 s, which may be too short on a busy
     machine. Raises ConfigError if the node does not start in ATTEMPTS attempts.
@@ -142,8 +142,8 @@ def has_ended(started: Started) -> bool:
 
 
 def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> None:
-    """Run `ray start` with the arguments `arguments` as node `name`. Record the process at once in `cluster` and in the
-    state file, the JSON file that describes the running cluster."""
+    """Start the node that is called `name` by running `ray start` with `arguments`. Record the process at once in
+    `cluster` and in the state file, the JSON file that describes the running cluster."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -173,7 +173,7 @@ def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> N
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes of the cluster, the head included, are alive.
+    """Wait until the number of living nodes of the cluster, the head included, is `count`.
 
     Raises ConfigError, with the end of a node's log, if a node ends or if START_TIMEOUT_S seconds pass.
     """

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Call the functions `clouds` in turn, every POLL_S seconds, until one of them returns the seconds until this
-    machine ends. Return these seconds."""
+    """Call the functions `clouds` in turn, every POLL_S seconds. When a function returns how many seconds this machine
+    still has, return this number."""
     while True:
         for ask in clouds:
             left = ask()

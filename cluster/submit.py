@@ -153,8 +153,8 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
 
 
 def bind_to_nodes(config: PipelineConfig) -> list[str]:
-    """Return overrides (key=value) that make a build run on the preprocessing nodes. A setting that `config` gives gets
-    no override."""
+    """Return overrides (key=value) that make a build run on the preprocessing nodes. A setting that is set in `config`
+    gets no override."""
     overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
     if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
         overrides.append(f"ray.resource={PREPROCESSING}")

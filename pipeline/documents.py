@@ -60,20 +60,21 @@ class Note(Drop):
 
 @dataclass(slots=True)
 class TextLoss:
-    """Counts of what a tokenizer does not see of a text. Words and characters are those after normalization."""
+    """Counts of the parts of a text that a tokenizer does not see. Words and characters are counted after
+    normalization."""
 
     unknown_characters: int = 0
     """Characters whose word or piece becomes [UNK]."""
     long_words: int = 0
     """Words that become [UNK] because they are longer than the tokenizer allows (100 characters)."""
     clause_characters: int = 0
-    """Characters in words of more than CLAUSE_CHARACTERS."""
+    """Characters in words of more than CLAUSE_CHARACTERS characters."""
     marks: Counter[str] = field(default_factory=Counter)
-    """Marks (vowel signs, tones) by script, only of scripts that lose some."""
+    """The number of marks (vowel signs, tones) by script. Only scripts that lose marks are listed."""
     lost_marks: Counter[str] = field(default_factory=Counter)
-    """Those marks that the normalizer removes."""
+    """The number of marks that the normalizer removes, by script."""
     letters: Counter[str] = field(default_factory=Counter)
-    """All letters and marks of these scripts."""
+    """The number of all letters and marks, by script, for the same scripts as in `marks`."""
 
     def add(self, other: TextLoss) -> None:
         """Add the counts of `other`."""
@@ -98,10 +99,12 @@ class Split:
 
     `source` is an index into the config's sources. The part is from `start` to `end`, or to the end of the file if
     `end` is -1. `start` and `end` count row groups in parquet files, and members in zip archives. In all other files
-    they are byte offsets: of compressed streams in wikipedia, of lines in text and jsonl, of members in tar archives. A
-    large file that can only be read from its beginning is shared: each of `parts` workers reads all of it and takes
-    every `parts`-th document (book, page), beginning with number `part`. `num_bytes` is the size of the part on disk.
-    `text_bytes` is an estimate of the size of its plain text that depends only on the input.
+    they are byte offsets, at which a compressed stream (wikipedia), a line (text and jsonl) or a member (tar archives)
+    begins. `num_bytes` is the size of the part on disk. `text_bytes` estimates the size of the part's plain text, and
+    depends only on the input.
+
+    A large file that can only be read from its beginning is shared by as many workers as `parts` says. Each worker
+    reads all of the file, but takes only the documents (books, pages) for which number % `parts` is `part`.
     """
 
     source: int
@@ -114,7 +117,7 @@ class Split:
     parts: int = 1
 
     def takes(self, number: int) -> bool:
-        """Whether document `number` belongs to this split. Documents are counted from 0 at `start`."""
+        """Whether the document with this number belongs to this split. Documents are counted from 0 at `start`."""
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:

@@ -59,8 +59,8 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """Return a term for each number of a draw in `numbers`. A key (a uint64) has draws number 0, 1, 2 and so on, and
-    the draw is mix(key + term).
+    """Return an array with a term for each index in `numbers`. Each key (a uint64) has a sequence of draws, which are
+    counted from 0. The draw at an index is mix(key + term).
 
     The draws are those of SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix).
     Otherwise the sequences of draws of neighbouring keys overlap.

@@ -64,7 +64,8 @@ def parse_yaml(text: str, *, origin: str) -> Any:
 def load_settings(
     cls: type[SettingsType], *, file: str | Path | None = None, overrides: Sequence[str] = ()
 ) -> SettingsType:
-    """Read `file`, apply the overrides (`key.sub=value`, where the value is YAML), and return the settings as a `cls`.
+    """Read `file`, apply the overrides (`key.sub=value`, where the value is YAML), and return the settings as an object
+    of the class `cls`.
 
     Raises ConfigError, which names the file or override, the key, the value and the remedy.
     """
@@ -105,8 +106,8 @@ def validate(
     overrides: Sequence[str] = (),
     context: Mapping[str, Any] | None = None,
 ) -> SettingsType:
-    """Return the settings in `tree` (nested dicts) as a `cls`. Raises ConfigError, which lists every fault, and for
-    each unknown key the nearest known name.
+    """Return the settings in `tree` (nested dicts) as an object of the class `cls`. Raises ConfigError, which lists
+    every fault, and for each unknown key the nearest known name.
 
     `tree` already contains the values of `overrides`. `overrides` only lets the message say which faults are on the
     command line; all other faults are in `origin`. `context` is passed to the validators of the class.
@@ -139,7 +140,7 @@ def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[st
     """Split a command line into --config FILE, `key=value` overrides, flags, and the words after `--`.
 
     `keys` are settings that may also be given as --KEY VALUE; such a word becomes an override. Raises ConfigError for a
-    word of another kind, with `program` as the name of the command.
+    word that is none of these; the message names the command, `program`.
     """
     file: str | None = None
     overrides: list[str] = []
@@ -201,7 +202,7 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Return the help text of a config class, which has a line `key.sub (type, default): docstring` for each field.
+    """Return the help text of a config class. The text has a line `key.sub (type, default): docstring` for each field.
 
     `prefix` is put before each key.
     """
@@ -361,8 +362,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (`item` from pydantic) concerns an override. It does if it is at one of `keys`, which are the
-    overridden keys, or if its message `line` names one of these keys."""
+    """Whether a fault (`item` from pydantic) concerns an override. `keys` are the overridden keys. The fault concerns
+    an override if its place is one of these keys, or if its message `line` names one of these keys."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))

@@ -51,11 +51,11 @@ class ReadTally:
     clause_characters: Counter[int] = field(default_factory=Counter)
     """Characters by source in words so long that they are clauses (documents.CLAUSE_CHARACTERS)."""
     marks: dict[int, Counter[str]] = field(default_factory=dict)
-    """By source and script, marks that are letters; only for scripts that lose some."""
+    """The number of marks (vowel signs, tones) by source and script. Only scripts that lose marks are listed."""
     lost_marks: dict[int, Counter[str]] = field(default_factory=dict)
-    """Those marks that the tokenizer's normalizer removed."""
+    """The number of marks that the tokenizer's normalizer removed, by source and script."""
     letters: dict[int, Counter[str]] = field(default_factory=dict)
-    """All letters and marks of these scripts."""
+    """The number of all letters and marks, by source and script, for the same scripts as in `marks`."""
     drops: dict[int, Counter[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     """The number of notes (events that are counted although nothing is left out), by reason."""
@@ -82,8 +82,8 @@ class ReadTally:
             self.letters.setdefault(source, Counter()).update(loss.letters)
 
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
-        """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one of them
-        as an example if it is among the first few of this reason, ordered by `name`."""
+        """Count notes (events such as a guessed encoding, by which nothing is left out). `count` says how many notes
+        there are. Keep one note as an example if it is among the first few of this reason, ordered by `name`."""
         self.notes[reason] += count
         self._add_examples(reason, [(name, detail)])
 
@@ -126,7 +126,7 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """Choose the NUM_EXAMPLES examples with the lowest keys of each label. Return all chosen examples in one list, in
+    """For each label, choose the NUM_EXAMPLES examples with the lowest keys. Return all chosen examples in one list, in
     order of key."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
@@ -190,9 +190,9 @@ class RowTally:
     ("random")."""
     examples: list[Example] = field(default_factory=list)
     repeated_lines: Counter[str] = field(default_factory=Counter)
-    """Occurrences of the lines that repeat all over a shard, by text (pipeline/instances/repeated_lines.py)."""
+    """How often each line occurs that repeats all over a shard, by text (pipeline/instances/repeated_lines.py)."""
     repeated_in: Counter[str] = field(default_factory=Counter)
-    """Documents with each of those lines."""
+    """How many documents have each line in `repeated_lines`, by the text of the line."""
 
     @property
     def rows(self) -> int:
@@ -205,8 +205,8 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add `counts` to the field `shortcuts`. For each shortcut (a rule that guesses the next-sentence label),
-        `counts` has what it counted over more rows."""
+        """Add `counts` to the field `shortcuts`. `counts` maps each shortcut (a rule that guesses the next-sentence
+        label) to its counts over further rows."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 
@@ -222,8 +222,8 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """The result of the second half of a build: the shards (their entries in the manifest), and the counts of their
-    rows for train and validation."""
+    """The result of the second half of a build, which writes the shards. `shards` has the shards' entries in the
+    manifest, and `tallies` has the counts of the rows of train and of validation."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
@@ -235,7 +235,7 @@ class BuildResult:
         return sum((tally.labels for tally in self.tallies.values()), Counter())
 
     def unknown_share(self) -> float:
-        """Return the share of [UNK] among the tokens of all documents, or 0 if there are none."""
+        """Return the share of [UNK] among the tokens of all documents, or 0 if there are no tokens."""
         tokens = sum(tally.document_tokens for tally in self.tallies.values())
         return sum(tally.unknown for tally in self.tallies.values()) / max(1, tokens)
 
@@ -355,7 +355,8 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """Return the sum of `one` and `other`, the values of a field in two tallies. An empty array counts as zeros."""
+    """Return the sum of `one` and `other`, the values that a field has in two tallies. An empty array counts as
+    zeros."""
     if isinstance(one, np.ndarray) and not (one.size and other.size):
         return one if one.size else other
     return one + other

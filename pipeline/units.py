@@ -24,6 +24,6 @@ def describe_bytes(count: float) -> str:
 
 
 def count_of(number: int, noun: str, *, plural: str = "") -> str:
-    """Return a number with its noun, such as 1 split or 12,000 splits. `plural` is the plural of `noun`; leave it out
-    if this is the noun with an s."""
+    """Return a number with its noun, such as 1 split or 12,000 splits. `plural` is the plural of `noun`. It may be left
+    out if the plural is the noun with an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

@@ -14,8 +14,8 @@ class NumberLoader(yaml.SafeLoader):
     repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the dict for a mapping in YAML. Raises ConstructorError if a key is repeated, if it is a list or a
-        mapping, or if it is the merge key <<."""
+        """Return the dict for a mapping in YAML. Raises ConstructorError if a key is repeated, is a list or a mapping,
+        or is the merge key <<."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":  # PyYAML 6.0.4 gives merges of merges the older value

@@ -82,7 +82,8 @@ class FillMask:
 
     @torch.no_grad()
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return a list for each [MASK] of `text`: the `count` likeliest tokens, best first.
+        """Return a list for each [MASK] of `text`. It holds the likeliest tokens, best first; `count` is the number of
+        tokens.
 
         Raises ValueError if `text` is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
@@ -101,7 +102,8 @@ class FillMask:
 
     @torch.no_grad()
     def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return a list for each position in `masks`: the `count` likeliest tokens, best first.
+        """Return a list for each position in `masks`. It holds the likeliest tokens, best first; `count` is the number
+        of tokens.
 
         `ids` are a text's token ids, with its special tokens. `masks` holds indices into `ids`.
         """

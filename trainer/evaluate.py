@@ -51,8 +51,8 @@ class _EvaluationEngine:
 
 
 def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
-    """Evaluate the model in folder `model` on `max_pairs` (None: all) held-out pairs of the data set `data`. Return the
-    losses and accuracies.
+    """Evaluate the model in the folder `model` on held-out pairs of the data set `data`, at most `max_pairs` pairs
+    (None: all). Return the losses and accuracies.
 
     Raises ValueError if the folder holds no model, if the model's vocabulary differs from the data set's, or if the
     model has too few positions for the rows.

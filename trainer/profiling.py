@@ -145,7 +145,7 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
     """Record this worker's steps inside the `with` block. At the end, the first worker writes the trace to `folder`.
 
-    Yields a link to use in place of `link`. It also asks the worker to stop after the last recorded step.
+    Yields a link to use in place of `link`. The new link also asks the worker to stop after the last recorded step.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

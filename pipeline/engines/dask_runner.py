@@ -149,8 +149,8 @@ class _Combine(beam.PTransform):
 
 
 class CombineOverride(PTransformOverride):
-    """Replaces each CombineGlobally of a graph by a single step. Beam would otherwise translate its inner steps one by
-    one."""
+    """Replaces each CombineGlobally of a graph by a single step. Without this, Beam would translate the inner steps of
+    a CombineGlobally one by one."""
 
     def matches(self, applied_ptransform: Any) -> bool:
         """Return whether this step of the graph is a CombineGlobally."""
@@ -197,8 +197,8 @@ def _extract(fn: beam.CombineFn, accumulators: Iterable[Any]) -> list[Any]:
 
 
 class BuildRunner(beam_dask.DaskRunner):
-    """Runs one graph on the cluster of `client`. The input is divided into `partitions` pieces, unless Beam options set
-    another number."""
+    """Runs one graph on the cluster of `client`. `partitions` says into how many pieces the input is divided, unless
+    Beam options set another number."""
 
     def __init__(self, client: Client, *, context: RunContext, partitions: int) -> None:
         super().__init__()
@@ -222,9 +222,9 @@ class BuildRunner(beam_dask.DaskRunner):
         """Submit the tasks of `bag` to the scheduler. Return its values as a bag of one partition, which is still being
         computed.
 
-        Each step that reads these values is then submitted as a graph of its own. In a common graph, each task of such
-        a step would depend on every partition of `bag`. Dask's memory for ordering tasks would then grow with the
-        square of the number of partitions: 14 GB for 8,192 partitions.
+        A step that reads these values is then submitted as a graph of its own. If it were in the same graph as `bag`,
+        each of its tasks would depend on every partition of `bag`. Dask's memory for ordering tasks would then grow
+        with the square of the number of partitions: 14 GB for 8,192 partitions.
         """
         if bag.name not in self._submitted:
             self._submitted[bag.name] = self._client.persist(_join(bag))

@@ -73,9 +73,9 @@ def run_on_engine(
     `exchange`.
 
     If `cluster` is given, Dask runs the graph. Otherwise, if an option in `beam_options` names a runner (--runner),
-    that runner is used. Otherwise FnApiRunner is used, with `workers` processes (if `workers` is 1, in this process).
-    Each worker locks the folder `held`, if given, as long as the worker lives. Local processes put temporary files into
-    the folder `temporary`, if given; the caller removes these files.
+    that runner is used. Otherwise FnApiRunner is used, with one process for each worker (if `workers` is 1, in this
+    process). Each worker locks the folder `held`, if given, as long as the worker lives. Local processes put temporary
+    files into the folder `temporary`, if given; the caller removes these files.
 
     Raises WorkerError for a ValueError or OSError in a worker, and RuntimeError for a bug.
     """
@@ -111,8 +111,8 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """If the block fails and a worker has written its error to the folder `exchange`, raise that error. Otherwise the
-    error of the block (the engine's error) passes."""
+    """If the block fails and a worker has written its error to the folder `exchange`, raise that error. Otherwise let
+    the error of the block (the engine's error) pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -171,8 +171,7 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
     """Wait for the runner's thread, which puts its error, or None if it succeeded, into the queue `outcome`. Return
     what the thread put there.
 
-    This function polls, because a signal that arrives just before the wait, or at another thread, would not end the
-    wait.
+    The function polls, because a signal would not end a wait if it arrives just before the wait or in another thread.
     """
     while True:
         try:

@@ -48,8 +48,8 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
     ended = threading.Event()
 
     def tell() -> None:
-        """Increase each counter up to the sum of the workers' reports. If failed work makes a sum smaller, the counter
-        stays until the sum has caught up."""
+        """Increase each counter up to the sum of the workers' reports. A counter cannot fall. So if failed work makes a
+        sum smaller, the counter keeps its value until the sum is larger again."""
         try:
             found = {stage: progress.count(stage) for stage in _STAGES}
         except StorageError:  # metrics must not stop the build; the progress lines report the error

@@ -43,12 +43,12 @@ _AGAIN_S = 1.0
 
 @contextmanager
 def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say) -> Iterator[DaskCluster]:
-    """Yield a Dask cluster of `workers` Ray actors, or of `most` if that is fewer. The actors end when the `with` block
-    ends.
+    """Yield a Dask cluster whose workers are Ray actors. The actors end when the `with` block ends.
 
-    If `workers` is None, as many workers are started as fit on the present nodes. The block begins once the first
-    worker is connected; Ray starts the other workers as nodes become available. Raises ConfigError if Ray does not
-    answer or no worker fits. Raises PassingError if no worker starts in time.
+    `workers` is the number of actors. If it is None, as many actors are started as fit on the present nodes. There are
+    never more than `most` actors. The block begins once the first worker is connected; Ray starts the other workers as
+    nodes become available. Raises ConfigError if Ray does not answer or no worker fits. Raises PassingError if no
+    worker starts in time.
     """
     each = resources_of(config)
     with _ray_session(each, workers=workers):
@@ -87,7 +87,7 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
 
 
 def resources_of(config: RayConfig) -> dict[str, float]:
-    """Return {name of a resource: amount of it that each worker requests from Ray}."""
+    """Return a dict that maps the name of a resource to the amount that each worker requests from Ray."""
     custom = {} if config.resource is None else {config.resource: config.cpus_per_worker}
     return {"CPU": config.cpus_per_worker, **custom}
 
@@ -106,8 +106,8 @@ def count_room(each: Mapping[str, float]) -> int:
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """Return a text for the user who waits for `number` workers. It says what the workers request, what the cluster
-    has, and how much of that is free."""
+    """Return a text for the user who waits for workers. `number` is the number of workers. The text says what the
+    workers request, what the cluster has, and how much of that is free."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
@@ -129,9 +129,9 @@ def _describe_all() -> str:
 
 @contextmanager
 def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[None]:
-    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine if RAY_ADDRESS is not set. A local Ray has
-    room for `workers` workers with the resources `each`. After the block, disconnect from the cluster, or stop the
-    local Ray."""
+    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine if RAY_ADDRESS is not set. A local Ray gets
+    the resources for all workers. `workers` is the number of workers, and `each` has the resources that one worker
+    requests. After the block, disconnect from the cluster, or stop the local Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")

@@ -50,9 +50,10 @@ class Estimate:
 
     `bytes` is the size of all shards, `pair_bytes` their size without masks, and `temporary_bytes` the size of OUT/_tmp
     during the build. `cpu_s` and `wall_s` are CPU and wall-clock seconds. `worker_bytes` is the peak memory of a
-    worker. The input has `sample_of_units` units (parts that can be read without the rest). The sample is
-    `sample_units` of them, with `sample_characters` characters, and took `sample_s` seconds. `whole` is true if the
-    sample is all of the input. `vocabulary` describes the vocabulary used.
+    worker. The input consists of units (parts that can be read without the rest), and `sample_of_units` is their
+    number. `sample_units` and `sample_characters` say how many units and characters the sample has, and `sample_s` how
+    many seconds the sample took. `whole` is true if the sample is all of the input. `vocabulary` describes the
+    vocabulary used.
     """
 
     documents: float
@@ -80,7 +81,8 @@ class Estimate:
 
 
 def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -> Estimate:
-    """Measure a sample of the input, and return the estimate for a build of the whole input with `workers` workers.
+    """Measure a sample of the input, and return the estimate for a build of the whole input. `workers` is the number of
+    workers of the build.
 
     `splits` are the splits of the whole input (from list_splits). Raises ValueError for bad input and settings, as the
     build does.
@@ -184,11 +186,11 @@ def combine(
 
     def total_of_rows(name: str) -> float:
         """Return the sum of the measurement `name` over all sources. `name` is a measurement that grows with the number
-        of rows, such as their bytes.
+        of rows, such as the bytes of the rows.
 
         If a source has a weight above 1, its training documents count that many times, and its held-out documents once.
-        If the sample of a source gives no rows because it is a single document, the rows of this source are guessed.
-        The guess is the rows per token of the other sources, times _WITHOUT_PAIRS.
+        If the sample of a source gives no rows because it is a single document, the rows of this source are guessed
+        from the rows per token of the other sources, times _WITHOUT_PAIRS.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]

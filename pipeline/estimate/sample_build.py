@@ -33,9 +33,10 @@ class Measured:
     """Holds measurements of the sample of one source.
 
     `units` has a dict for each unit (part of the input) read, with the keys `size`, `count`, `documents`, `characters`,
-    `document_tokens`, `temporary_bytes` and `read_cpu_s`. `groups` has a dict for each shard, made from a group of
-    units, with the keys `size`, `count`, `rows`, `tokens`, `bytes`, `pair_bytes`, `mask_bytes` and `write_cpu_s`. In
-    both, `size` is the summed size of the units, and `count` is the number of units.
+    `document_tokens`, `temporary_bytes` and `read_cpu_s`. Each shard is made from a group of units. `groups` has a dict
+    for each shard, with the keys `size`, `count`, `rows`, `tokens`, `bytes`, `pair_bytes`, `mask_bytes` and
+    `write_cpu_s`. In both kinds of dict, `size` is the total size of the units, and `count` says how many units there
+    are.
     """
 
     frame: Frame

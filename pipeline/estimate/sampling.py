@@ -45,9 +45,10 @@ _NO_PART = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of the input that can be read without the rest: a split, or book number `member` of a compressed archive.
+    """A part of the input that can be read without the rest: a split, or one book of a compressed archive.
 
-    `size` is in bytes. `begins` is true if the unit is only the beginning of a compressed stream.
+    `size` is in bytes. `member` is the index of the book in the archive, or -1 for a split. `begins` is true if the
+    unit is only the beginning of a compressed stream.
     """
 
     split: Split
@@ -60,11 +61,11 @@ class Unit:
 class Frame:
     """All units of a source. A unit is a part of the input that can be read without the rest.
 
-    `source` is the index of the source in the config. `size` is the total number of bytes, including the rest of
-    streams of which only the beginning is a unit. `text_bytes` is the estimated size of the plain text. `by_file` is
-    true if units are text files, so that the number of documents is proportional to the number of units. `passing_s`
-    maps the path of a compressed file to the CPU seconds that reading through it takes without making documents. If
-    several splits share the file, each needs this time.
+    `source` is the index of the source in the config. `size` is the total number of bytes. If only the beginning of a
+    stream is a unit, the rest of the stream is counted too. `text_bytes` is the estimated size of the plain text.
+    `by_file` is true if units are text files, so that the number of documents is proportional to the number of units.
+    `passing_s` maps the path of a compressed file to the CPU seconds that reading through it takes without making
+    documents. If several splits share the file, each split needs this time.
     """
 
     source: int
@@ -76,9 +77,9 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return the frame of `source`, which lists all its units (parts that can be read without the rest). `index` is the
-    index of the source in the config. Compressed archives are decompressed once; little or nothing of other files is
-    read."""
+    """Return the Frame of `source`. It lists all units of the source (parts that can be read without the rest). `index`
+    is the index of the source in the config. Compressed archives are decompressed once; little or nothing of other
+    files is read."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"

@@ -18,7 +18,7 @@ SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 
 
 def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
-    """Return the config of a command line, with absolute paths. Without --config, this is the sample config.
+    """Return the config of a command line, with absolute paths. Without --config, return the sample config.
 
     Relative paths are relative to the current directory, except the paths in the sample config, which are relative to
     the repository. Raises ConfigError for faults of the config, and ValueError if the user must first fetch a source.

@@ -20,7 +20,7 @@ FAILURE_NAME = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a worker. `keeps` says which finished splits and shards of the build stay for its next start.
+    """An error of a worker. `keeps` says which finished splits and shards are kept for the next start of the build.
 
     If `is_users` is true, the user can fix the error (bad input, full disk) and needs only the message. Otherwise the
     error is a bug, and `details` (a traceback) helps to find it.
@@ -48,8 +48,8 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
     """If the body of the `with` raises an error, write the error to `folder` (leave_failure) and raise it again.
 
     A ValueError or OSError is reported as an error that the user can fix. If `of_input` is true, a ValueError is the
-    fault of an input file. After such an error the finished splits and shards are not removed, and the next start of
-    the build uses those whose input files have not changed.
+    fault of an input file. Such an error does not remove the finished splits and shards. The next start of the build
+    uses a finished split or shard if its input files have not changed.
     """
     try:
         yield

@@ -47,11 +47,11 @@ class Ledger:
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """Return the content that `record` stored with the split or shard (`kind`) that `key` identifies. Return None
-        if that split or shard is not finished.
+        """Return the content that `record` stored with a split or shard, or None if this split or shard is not
+        finished. `kind` and `key` identify the split or shard.
 
-        If there is a record, but it or its files do not match their hashes, the record and its files are removed. The
-        fault is noted for take_damaged, and None is returned.
+        If there is a record, but it or its files do not match their hashes, the record and its files are removed. Then
+        None is returned, and `take_damaged` reports the fault later.
         """
         path = storage.join(self._folder, self.record_name(kind, key))
         try:

@@ -42,10 +42,10 @@ class WorkReport:
     """Writes the counts of one piece of work (a split or a shard) to a file in `folder`, or to no file if `folder` is
     None.
 
-    The file is written at most once a second, on an object store every ten seconds, and removed if the work fails.
-    Counts whose names begin with `of_` are expected totals. All other counts say how much is done, and their growth is
-    also passed to the function `count`. `key` (any JSON) identifies the work, so that a second attempt after a lost
-    worker is not counted twice. The report of finished work is not overwritten.
+    The file is written at most once a second (on an object store, once every ten seconds). It is removed if the work
+    fails. Counts whose names begin with `of_` are expected totals. All other counts say how much is done, and their
+    growth is also passed to the function `count`. `key` (any JSON) identifies the work, so that a second attempt after
+    a lost worker is not counted twice. The report of finished work is not overwritten.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class ProgressPrinter:
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
-        """Return the content of the file PLAN_NAME: the number of shards to write (`shards`) and of tokens in them
-        (`tokens`). Both are 0 if there is no plan yet."""
+        """Return the content of the file PLAN_NAME: how many shards will be written (`shards`), and how many tokens
+        their documents have (`tokens`). Both are 0 if there is no plan yet."""
         try:
             plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
@@ -270,7 +270,7 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 def _bytes_read(reports: list[Counter[str]]) -> float:
     """Return an estimate of the number of bytes of input that workers have read so far.
 
-    A finished split counts with all its bytes. An unfinished split counts with its bytes times the share of its
+    A finished split counts with all its bytes. An unfinished split counts with a share of its bytes: the share of its
     expected text that was read. The expected text is first corrected by the ratio of real to expected text in the
     finished splits.
     """

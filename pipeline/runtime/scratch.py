@@ -1,8 +1,8 @@
 """Makes scratch folders. A process locks its scratch folder while it uses the folder, and then removes it.
 
-A killed process leaves its folder behind, but its lock ends with it. So the next process that makes a scratch folder in
-the same place sees that the old folder is unused, and removes the old folder. This works on every machine that shares
-the file system. Object stores have no locks, so folders of killed processes stay there.
+A killed process leaves its folder behind, but the lock ends with the process. So the next process that makes a scratch
+folder in the same place sees that the old folder is unused, and removes the old folder. This works on every machine
+that shares the file system. Object stores have no locks, so folders of killed processes stay there.
 """
 
 from __future__ import annotations

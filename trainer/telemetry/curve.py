@@ -71,8 +71,8 @@ def draw_curve(run_directory: Path) -> Path:
 def smooth(values: FloatArray) -> FloatArray:
     """Return the running mean of `values`, ignoring NaN.
 
-    Each mean is taken over a window around its value. The window is the fraction SMOOTHING_SHARE of the
-    curve long, and shorter at both ends of the curve.
+    Each value is replaced by the mean over a window around the value. The length of the window is SMOOTHING_SHARE times
+    the length of the curve. At both ends of the curve the window is shorter.
     """
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)

@@ -14,7 +14,8 @@ _SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """The held-out losses on one source (a corpus in the data set), in nats: means over the source's masked tokens."""
+    """The held-out losses on one source (a corpus in the data set), in nats. Each loss is a mean over the source's
+    masked tokens."""
 
     name: str
     pairs: int

@@ -37,9 +37,10 @@ _NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
 def count_flops(
     model: ModelConfig, *, vocabulary_size: int, num_tokens: int, num_squared: int, num_masked: int
 ) -> float:
-    """Return the model FLOPs of forward and backward over `num_tokens` tokens with `num_masked` masked positions.
+    """Return the model FLOPs of forward and backward over some sequences.
 
-    `num_squared` is the sum of the squared sequence lengths.
+    `num_tokens` and `num_masked` say how many tokens and masked positions the sequences have. `num_squared` is the sum
+    of the squared sequence lengths.
     """
     layers, width = model.num_layers, model.width
     encoder = 72 * layers * width**2 * num_tokens + 12 * layers * width * num_squared
@@ -50,8 +51,8 @@ def find_peak(device_name: str) -> float | None:
     """Return the peak rate of the GPU named `device_name` in 10^12 FLOPs a second, from the table PEAK_TFLOPS. Return
     None if the table does not list the GPU's model.
 
-    The name without its maker and memory must be exactly the name of a listed model. One more word would mean another
-    model, or only a part of a GPU.
+    The maker and the memory size in `device_name` are ignored. The rest must be exactly the name of a listed model,
+    because a further word would mean another model, or only a part of a GPU.
     """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

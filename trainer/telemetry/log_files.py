@@ -1,4 +1,5 @@
-"""A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
+"""A run's log files on this node: in the run directory or, if the run directory is on an object store, in a local
+folder.
 
 An object store cannot append to a file. So each rank writes its logs to its node's disk, and sends them to the store
 before a checkpoint is committed. The stored logs then hold all steps up to the checkpoint. They may also hold later
@@ -82,8 +83,8 @@ class RunFiles:
             self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
-        """Make the local folder for the logs. If no working_folder was given, its parent is the folder cloze-UID for
-        temporary files of this user. Raises ConfigError if cloze-UID belongs to another user."""
+        """Make the local folder for the logs. If no working_folder was given, the local folder is inside cloze-UID, a
+        folder for temporary files of this user. Raises ConfigError if cloze-UID belongs to another user."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -93,7 +94,7 @@ class RunFiles:
     def _fetch_tracker_files(self, stored: set[str]) -> None:
         """Fetch MLflow's files from the store, because MLflow continues them. Other trackers start new files.
 
-        `stored` holds the names of the files in the run directory on the store, without those in its subfolders.
+        `stored` holds the names of the files that the store has directly in the run directory, not in a subfolder.
         """
         shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
         (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
@@ -122,8 +123,8 @@ class RunFiles:
                     self._send_if_changed(path, partial(_write, content))
 
     def make_file_durable(self, name: str) -> str:
-        """Send the file `name` to the run directory if this is on an object store. Return the path or URL of the file
-        in the run directory."""
+        """Send the file `name` to the run directory if the run directory is on an object store. Return the path or URL
+        of the file in the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))

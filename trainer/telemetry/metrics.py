@@ -83,7 +83,8 @@ BLOCK_BYTES = 2**20
 
 
 class JsonLines:
-    """An append-only file of JSON objects, one a line, with ascending `step`. It is flushed at every line.
+    """An append-only file of JSON objects, one a line, in ascending order of their key `step`. It is flushed at every
+    line.
 
     When the file is opened, objects of steps after `keep_through` are cut off, and so is an incomplete last line. To
     find where to cut, the last BLOCK_BYTES of the file are read, and earlier blocks only if needed. Damage in a part
@@ -121,8 +122,8 @@ def read_json_lines(path: Location) -> list[dict[str, Any]]:
 def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
     """Return the last objects of a JsonLines file (one JSON object a line, by ascending step), oldest first.
 
-    Only objects whose step is at most `through` are returned. Of a long file, at most about the last BLOCK_BYTES of
-    these objects are returned. The last object is always among them. If there is no file, return an empty list.
+    Only objects whose step is at most `through` are returned. If the file is long, only the last of these objects are
+    returned: at most about BLOCK_BYTES in total, and at least one object. If there is no file, return an empty list.
     """
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         _seek_before(stream, step=through)
@@ -131,8 +132,8 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
 
 
 def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
-    """Return all objects of a JsonLines file if there are at most `most`. Otherwise return up to `most` objects, evenly
-    spaced, and also the last object of the file."""
+    """Return the objects of a JsonLines file (one JSON object a line). If the file has more than `most` objects, return
+    only up to `most` evenly spaced objects, and also the last object."""
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
         stream.seek(0)

@@ -93,8 +93,8 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers of a step. Numbers that an earlier start of the run logged cannot be removed from the
-        service. So they stay, even for steps after the checkpoint from which the run resumes."""
+        """Log the numbers of a step. Numbers once logged cannot be removed from Weights & Biases. So numbers from an
+        earlier start of the run stay, even for steps after the checkpoint from which the run resumes."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:

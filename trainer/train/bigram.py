@@ -24,7 +24,7 @@ class Bigrams:
 
     The estimate is the mean of the two neighbours' predictions. If only one neighbour predicts anything, its prediction
     is the estimate. If neither does, the token's probability in the unigram distribution u is the estimate. A neighbour
-    predicts nothing if it is masked, special or was never counted.
+    predicts nothing if it is masked, is a special token, or was never counted.
 
     Neighbour n predicts token t with the probability (c(n, t) + d(n) u(t)) / (c(n) + d(n)), as in Witten and Bell 1991,
     method C. Here c(n, t) is how often t was counted beside n, on the same side. c(n) is the sum of c(n, t) over all

@@ -129,9 +129,10 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
     """Return what a branch (a run that starts from another run's checkpoint) takes over from the checkpoint's `state`.
 
-    `phases` are the phases of the branch. The step count continues. If one of the phases reads the data in the same
-    order as the checkpoint's run, its position in the data continues too. The divergence guard then keeps its recent
-    losses and the steps to skip. Otherwise the data and the guard start over.
+    `phases` are the phases of the branch. The step count continues. If one of these phases reads the data in the same
+    order as the checkpoint's run did, the branch continues at that run's position in the data. In this case the
+    divergence guard also keeps its recent losses and its list of steps to skip. Otherwise the data and the guard start
+    over.
     """
     source_state = PlanState.from_tree(state.plan_state)
     begun = source_state.step - source_state.phase_step
@@ -188,10 +189,10 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
     """Return facts about the rows that the checkpoint `resume_from` was trained on, in the form of
     CheckpointState.rows. Checkpoints of earlier versions do not record these facts.
 
-    The facts are {"longest": tokens of the longest row, "next_sentence": whether rows have next-sentence labels,
-    "vocabulary_hash"}. They come from the data sets that the checkpoint was trained on. If one of these data sets is
-    lost, or if the weights came from model.initialize_from, "longest" is the number of the model's positions, and
-    "next_sentence" is true.
+    The facts are "longest" (the most tokens that a row may have), "next_sentence" (whether rows have next-sentence
+    labels) and "vocabulary_hash". The first two facts come from the data sets that the checkpoint was trained on, and
+    the hash comes from the data set of the branch. If one of these data sets is lost, or if the weights came from
+    model.initialize_from, "longest" is the number of the model's positions, and "next_sentence" is true.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash

@@ -39,8 +39,8 @@ class Fault:
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
-    """Raised on every rank after guard.max_bad_steps bad steps in a row. `step` is the last of these steps, and `fault`
-    says why it is bad."""
+    """Raised on every rank when the number of bad steps in a row reaches guard.max_bad_steps. `step` is the last bad
+    step, and `fault` says why this step is bad."""
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -105,11 +105,11 @@ class DivergenceGuard:
         return fault
 
     def is_exhausted(self) -> bool:
-        """Return whether there are max_bad_steps bad steps in a row, so that the run must roll back."""
+        """Return whether the number of bad steps in a row has reached max_bad_steps, so that the run must roll back."""
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Update the guard for a rollback from bad step `step` to the checkpoint of step `to`.
+        """Update the guard for a rollback. `step` is the bad step, and `to` is the step of the checkpoint to return to.
 
         `tree` is the guard's state in that checkpoint. Returns [first, last], the range of steps that is skipped from
         now on.
@@ -124,8 +124,8 @@ class DivergenceGuard:
         return window
 
     def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
-        """Raise DivergenceError if the run has already rolled back max_rollbacks times. `back` is the request for
-        another rollback."""
+        """Raise DivergenceError if the run has already rolled back as often as max_rollbacks allows. `back` is the
+        request for another rollback."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
             raise self.give_up(back, config=config, why=times)

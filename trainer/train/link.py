@@ -12,8 +12,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker's place: `rank` among all `world_size` workers, and `local_rank` among the `local_world_size` workers of
-    its node."""
+    """A worker's place. `rank` is the worker's index among all workers, and `world_size` is the number of all workers.
+    `local_rank` and `local_world_size` are the same for the workers of the worker's node."""
 
     rank: int
     world_size: int

@@ -64,7 +64,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
     Evaluates as configured and at the end of each phase. Before this function returns, it commits a checkpoint of the
-    last step. Raises RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
+    last step. Raises RollBack, on all ranks, when the number of bad steps in a row reaches guard.max_bad_steps.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -155,8 +155,8 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
     """Return the evaluator of the phase of `step` if an evaluation is due after `step`, otherwise None.
 
     Evaluations are due at the steps that evaluation.every_steps gives and at the end of each phase. If the run has at
-    least LEAST_JUDGED_STEPS steps, an evaluation is also due after a tenth of them. A phase without held-out rows has
-    no evaluations.
+    least LEAST_JUDGED_STEPS steps, an evaluation is also due after a tenth of the run's steps. A phase without held-out
+    rows has no evaluations.
     """
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
@@ -168,8 +168,9 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
     """Evaluate before the run starts or resumes training, if the config asks for this or an evaluation was missed.
 
-    `step` is the last step done. If the run is new or a new branch, and evaluation.at_start is set, evaluate its first
-    weights. If the run stopped after `step`, before the evaluation that was due then, evaluate now.
+    `step` is the last step done. If the run is new or a new branch, and evaluation.at_start is set, evaluate the
+    weights with which it begins. If the run stopped after `step`, before the evaluation that was due then, evaluate
+    now.
     """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
@@ -247,8 +248,8 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step, but holds the
-    counts of all ranks."""
+    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step. Its counts
+    are sums over all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -262,8 +263,8 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
     """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. All ranks must call this together
     (collective).
 
-    `data` is this rank's part of the step. Raises RollBack if this step is the last of guard.max_bad_steps bad steps in
-    a row.
+    `data` is this rank's part of the step. Raises RollBack if with this step the number of bad steps in a row reaches
+    guard.max_bad_steps.
     """
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
@@ -279,7 +280,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Return the 63-bit seed for the dropout of the micro-batch from lane `lane` in step `step`. `seed` is the run's
-    seed."""
+    """Return the 63-bit seed for dropout in one lane's micro-batch of one step. A lane is one of the streams of rows
+    that the ranks share. `seed` is the run's seed."""
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -177,10 +177,10 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    If no checkpoint is that old, the newest one is restored. The guard's new state says which steps are skipped from
-    now on. Because this state is committed, a run that is killed right afterwards skips the same steps when it resumes.
-    Returns the restored state. All ranks must call this together (collective). Raises DivergenceError if there is no
-    checkpoint.
+    If all checkpoints are newer than that, the newest checkpoint is restored. The guard's new state says which steps
+    are skipped from now on. Because this state is committed, a run that is killed right afterwards skips the same steps
+    when it resumes. Returns the restored state. All ranks must call this together (collective). Raises DivergenceError
+    if there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -263,9 +263,9 @@ def build_engine(
     """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
     `begun` says whether the run has checkpoints. If it has none and model.initialize_from is set, the weights come from
-    that model. The facts are then {"longest": tokens of the longest row, "next_sentence": whether the weights can
-    predict next sentences}, as in CheckpointState.rows. Otherwise the weights are random and the facts are {}. A
-    checkpoint, if there is one, replaces the random weights later.
+    that model. The facts are then "longest" (the most tokens that a row may have) and "next_sentence" (whether the
+    weights can predict next sentences), as in CheckpointState.rows. Otherwise the weights are random and the facts are
+    {}. A checkpoint, if there is one, replaces the random weights later.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
