@@ -3,8 +3,8 @@
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
 Micro-batches are as small as the stated batch allows. Because row lengths vary, some micro-batches take fewer pairs
-than the stated batch asks for, and later micro-batches take more. So a lane is behind by some pairs, on average by the
-number of pairs that it gives in one step. Cost: 0.1 s.
+than the stated batch asks for, and later micro-batches take more. So a lane is sometimes behind, on average by as many
+pairs as it gives in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return the mean number of rows that begin within n bins after the end of a row, for n = 0, 1, 2 and so on.
+        """Return how many rows begin, on average, at most n bins after the end of a row, for n = 0, 1, 2 and so on.
 
-        A bin is a unit of row length, and `longest` is the length of the longest row in bins. The number for n is at
-        index 2 x longest + n of the array, and all numbers before this part are 0. A row that begins exactly at that
-        end counts, so the number for n = 0 is 1.
+        A bin is a unit of row length. The next row begins exactly at the end of the row before it. It counts, so the
+        result for n = 0 is 1. The array begins with 2 x longest zeros, where `longest` is the length of the longest row
+        in bins. So the result for n is at index 2 x longest + n.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -149,10 +149,10 @@ class Lengths:
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
-    """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch that `batch` states.
+    """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch settings `batch`.
 
-    Lanes and limits are derived from the lengths of the training rows. Raises PlanError, which names setting and
-    remedy, if the settings do not fit the data set.
+    Lanes and limits are derived from the lengths of the training rows. If the settings do not fit the data set, raises
+    PlanError, which names the setting and a remedy.
     """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:

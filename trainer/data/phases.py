@@ -116,7 +116,7 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Return each phase with its manifest, and the batch shape and plan derived from them.
+    """Return each phase with its data set's manifest, and derive the phase's batch shape and plan (order of rows).
 
     Raises ConfigError if vocabularies differ, or PlanError if a phase's batch does not fit its data set.
     """
@@ -166,8 +166,8 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 def order_seed(seed: int, *, phase: int) -> int:
     """Return the seed (63 bits) for the order of a phase's rows.
 
-    The first phase has the run's seed. Each later phase has another seed, so that it reads the same data set in another
-    order.
+    The first phase has the run's seed. Each later phase has a seed of its own. So if two phases read the same data set,
+    they read it in different orders.
     """
     if phase == 0:
         return seed
@@ -176,11 +176,11 @@ def order_seed(seed: int, *, phase: int) -> int:
 
 
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
-    """Return the position in the data from which the step after `state` reads.
+    """Return the position in the data at which the next step begins. `state` is where the last step ended.
 
-    If `state` is None, that position is the start of the first phase. If `state` is the end of a phase that is not the
-    last, the position is the start of the next phase. Otherwise the position is `state`. Raises PlanError if `state`
-    does not fit these phases.
+    If `state` is None, no step was done, and the result is the start of the first phase. If `state` is the end of a
+    phase and another phase follows, the result is the start of that next phase. Otherwise it is `state`. Raises
+    PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()
