@@ -1,9 +1,9 @@
 """Sums gradients over ranks under ZeRO 1 and 2, after backward and before the update, many parameters at a time.
 
 DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But DeepSpeed
-would handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a
-bucket, one reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a
-group's parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
+would handle gradients one parameter at a time, which costs a tenth of a BERT-Large step. Here one copy fills a bucket
+with the gradients of many parameters, and one reduce-scatter sums the bucket over all ranks. The layout is DeepSpeed's:
+a group's parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PartitionedGradients:
         self._is_first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradient sums of all ranks' partitions together. Collective.
+        """Return the Euclidean norm of the whole gradient, over all parameters and ranks. Collective.
 
         The norm is a float64 scalar tensor on the device.
         """

@@ -53,7 +53,7 @@ def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
-    """Return Adam's step count after `steps_taken` updates: that number, or infinity if config.bias_correction is off.
+    """Return the step count to give to Adam: `steps_taken`, or infinity if config.bias_correction is off.
 
     Adam's bias correction divides by 1 - beta ** count. With an infinite count this divisor is exactly 1, so nothing is
     corrected, as in google-research/bert (optimization.py). The count stays infinite when an update adds 1.

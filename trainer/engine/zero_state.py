@@ -163,11 +163,12 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
 def update_partitions(
     engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
 ) -> None:
-    """Take AdamW's step number `step` on this rank's partitions, then update the model's weights on all ranks.
+    """Take a step of AdamW on this rank's partitions, then update the model's weights on all ranks.
 
     Collective, for stages 1 and 2. `engine` is DeepSpeed's engine. This rank has one partition of each parameter group,
     and `gradients` has one tensor for each of these partitions. The gradients are divided by `divisor`. If `skip` is
-    not zero, nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
+    not zero, nothing changes. `step` is the step count for AdamW's bias correction. If it is infinite, nothing is
+    corrected.
     """
     zero = engine.optimizer
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
