@@ -116,9 +116,10 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Return each phase with its data set's manifest, and derive the phase's batch shape and plan (order of rows).
+    """Return each phase with its data set's manifest, its batch shape and its plan (order of rows).
 
-    Raises ConfigError if vocabularies differ, or PlanError if a phase's batch does not fit its data set.
+    Shape and plan are derived from the phase's settings and the manifest. Raises ConfigError if vocabularies differ, or
+    PlanError if a phase's batch does not fit its data set.
     """
     check_vocabularies(phases, manifests=manifests)
     opened = []

@@ -72,9 +72,9 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlices:
-    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order.
+    """Holds slices of row groups. A slice is rows [start, stop) of a row group in the epoch's permuted order.
 
-    Entry i of every column belongs to slice i.
+    The fields are columns of equal length, and entry i of every column belongs to slice i.
     """
 
     lane: NDArray[np.int64]

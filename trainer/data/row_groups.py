@@ -67,7 +67,7 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield the slices in the list `slices` as objects, in the same order. `plan` made this list for `epoch`."""
+    """Yield each slice in the list `slices` as one object, in the same order. `plan` made this list for `epoch`."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])

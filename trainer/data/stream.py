@@ -167,7 +167,7 @@ class MicroBatchStream:
         """Advance the run's position and return the step: the second half of `next_step`.
 
         `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
-        taken all its rows of this epoch. If all rows of a step were lost, it has no pairs and is not counted as a step.
+        taken all its rows of this epoch. If all rows of a step were lost, the step has no pairs and is not counted.
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
