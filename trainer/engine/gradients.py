@@ -102,7 +102,7 @@ class PartitionedGradients:
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add the parameters' gradients after a backward pass to the sums, and free these gradients. Collective.
+        """After a backward pass, add the parameters' gradients to the sums, and free the gradients. Collective.
 
         `last` marks the step's last backward pass.
         """
@@ -223,8 +223,8 @@ class _Group:
 def _sum_squares(values: Tensor) -> Tensor:
     """Return the sum of squares of `values` (1-D), a float64 scalar tensor.
 
-    Squares are summed in fp32 inside rows of _ROW elements, and the rows' sums in float64. A long sum in fp32 alone
-    would lose four digits on a CPU.
+    Squares are summed in fp32 inside rows of _ROW elements, and the rows' sums in float64. On a CPU, a
+    long sum would lose four digits if it used fp32 throughout.
     """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]

@@ -13,10 +13,10 @@ which the ZeRO stage partitions states, micro-batches of T tokens, and L layers 
                  layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-Activations and loss are counted together, at the moment of backward that needs more memory. When backward begins, all
-activations and the loss exist. When it ends, all gradients (e N) and few activations exist. The estimate was checked
-against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and
-fragmentation are not included; a tenth of a GPU's memory stays free for them.
+When backward begins, all activations and the loss exist. When backward ends, all gradients (e N) and few activations
+exist. The larger of these two sums is counted for activations and loss together. The estimate was checked against
+BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and fragmentation
+are not included; a tenth of a GPU's memory stays free for them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
-    """Return the config key that sets the batch setting `name` for the phase `opened`, like `phases.1.batch.lanes`."""
+    """Return the config key, like `phases.1.batch.lanes`, with which to set the batch setting `name` in a phase."""
     index = opened.phase.index
     inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
     if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
