@@ -106,7 +106,9 @@ def inspect(run: Location) -> list[Report]:
 
 
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
-    """Remove the checkpoints that `config` does not keep. Return (reports of kept, reports of removed).
+    """Remove the checkpoints that `config` does not keep.
+
+    Return (reports of the kept checkpoints, reports of the removed checkpoints).
 
     `config` applies to undamaged checkpoints only. Damaged checkpoints are removed if `damaged` is true, and stay
     otherwise. If all checkpoints are damaged, removes nothing and raises CheckpointError.

@@ -152,7 +152,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
-    """Check a checkpoint's manifest and return file name -> {"bytes": size, "sha256": hash}.
+    """Check a checkpoint's manifest. Return its entries: {file name: {"bytes": size, "sha256": hash}}.
 
     Raises CheckpointError if the manifest is missing, damaged or altered, if its format is not the current one, if its
     step is not the step in the folder's name, or if it names a file outside the folder.

@@ -1,4 +1,4 @@
-"""Decides which checkpoints stay: the newest, those at multiples of a step, and those with the lowest held-out loss.
+"""Decides which checkpoints stay: the newest, one every N steps, and those with the lowest held-out loss.
 
 The writer and the command line share this rule. The newest checkpoint always stays.
 """
