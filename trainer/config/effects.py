@@ -142,9 +142,9 @@ def _phases_with_evaluated_checkpoint(
 ) -> Iterator[bool]:
     """Yield one bool for each phase: whether at least one of its steps has both an evaluation and a checkpoint.
 
-    Every phase ends with an evaluation. But the evaluation at the end of the run counts only if that step is a multiple
-    of `evaluation.every_steps`. `held_out` says how many held-out rows each phase has (None: all phases have some).
-    A phase without held-out rows has no evaluation.
+    Every phase ends with an evaluation. But the evaluation at the run's last step counts only if that step is a
+    multiple of `evaluation.every_steps`. `held_out` says how many held-out rows each phase has (None: all phases have
+    some). A phase without held-out rows has no evaluation.
     """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
