@@ -61,7 +61,7 @@ class BatchShape:
     tokens_mean: float
     """Mean tokens per step, without padding."""
     steps_per_epoch: int
-    """Number of steps that read every row once. The last of them continues into the next epoch."""
+    """How many steps it takes to read every row once. The last step continues into the next epoch."""
 
     @property
     def fill(self) -> float:
@@ -205,8 +205,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
     """Return the number of lanes (equal parts of the rows, each of which gives one micro-batch to a step).
 
     `pairs` is the number of pairs per step, and `longest` is the data set's `max_seq_length`. If
-    `batch.tokens_per_slot` is set, it is the size of a micro-batch, and there are as many lanes as a step of `pairs`
-    pairs needs.
+    `batch.tokens_per_slot` is set, it is the size of a micro-batch, and there are as many lanes as a step then needs.
 
     If `batch.tokens_per_slot` is null, the number of lanes is a power of two, but at most `pairs`. It is large enough
     that no micro-batch needs more than `batch.greatest_slot` tokens (null: LARGEST_DERIVED_MICRO_BATCH). If this gives

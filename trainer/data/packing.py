@@ -84,7 +84,7 @@ class Packer:
     """Packs the rows of one lane (one of the equal parts of the rows) into micro-batches.
 
     A micro-batch ends when the next pair would exceed a limit of `shape`. Each call of the function `next_rows` returns
-    the lane's next rows. If these rows are lost, because they cannot be read, `next_rows` returns their number instead.
+    the lane's next rows. If these rows are lost, because they cannot be read, `next_rows` returns how many they are.
     """
 
     def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:

@@ -25,7 +25,7 @@ MANY_EPOCHS = 200
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run with settings of its own: steps `first_step` + 1 to `last_step`."""
+    """A part of a run with settings of its own. It takes the steps `first_step` + 1 to `last_step`."""
 
     index: int
     """Index of the phase, from 0."""

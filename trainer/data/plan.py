@@ -36,7 +36,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """The position of a run in its data. It does not depend on the world size, and every rank has all of it."""
+    """The position of a run in its data. It does not depend on the world size, and is the same on every rank."""
 
     plan_hash: str
     """Hash of the plan to which the cursors refer."""
@@ -45,8 +45,8 @@ class PlanState:
     epoch: int
     """Epoch, counted from 0, of the lane that is furthest behind."""
     cursors: tuple[int, ...]
-    """Number of rows that each lane has taken since `epoch` began. A lane that is already in the next epoch has a
-    number above its rows of `epoch`."""
+    """Number of rows that each lane has taken since `epoch` began. If a lane is already in the next epoch, its
+    number is larger than the number of rows that it takes in `epoch`."""
     phase: int = 0
     """Phase of the last step done, counted from 0."""
     phase_step: int = 0
@@ -164,7 +164,7 @@ class Plan:
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
         """Return [G]: how many pairs each of the G lanes should put into its first `rounds` micro-batches together.
 
-        The sum of these numbers is `rounds` times the plan's pairs per step, rounded down.
+        The sum of these numbers is the plan's pairs per step times `rounds`, rounded down.
         """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))
@@ -173,7 +173,7 @@ class Plan:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
         Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. One reader serves all lanes. So the slices are
-        sorted by when a lane needs them, assuming that all lanes take rows equally fast.
+        sorted by the time at which a lane needs them, assuming that all lanes take rows equally fast.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))

@@ -71,8 +71,8 @@ class MicroBatchStream:
     micro-batches. Memory: one row group per lane, and `read_ahead_blocks` row groups read ahead.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
-    are lost. The lane to which they belong gives fewer rows, or none, until the other lanes have taken as many rows. It
-    continues after the lost rows.
+    are lost. Lost rows count as rows that their lane has given. So this lane gives fewer rows, or none, until the other
+    lanes have caught up. Then it continues after the lost rows.
     """
 
     def __init__(
