@@ -48,13 +48,13 @@ class _Bucket:
     """
 
     buffer: Tensor
-    """1-D tensor that holds this range of the first rank's partition, then of the second's, and so on."""
+    """1-D tensor that holds one range of the first rank's partition, then the same range of the second's, and so on."""
     pieces: tuple[_Piece, ...]
     gaps: tuple[Tensor, ...]
     """Views of the buffer that no parameter fills, because the last partition ends with padding."""
     start: int
     stop: int
-    """The range is elements [start, stop) of a partition."""
+    """The range in `buffer` is elements [start, stop) of each partition."""
 
     def fill(self) -> None:
         """Copy the gradients into the buffer. Where a parameter has no gradient, and in gaps (padding), write zeros."""
