@@ -223,8 +223,8 @@ class _Group:
 def _sum_squares(values: Tensor) -> Tensor:
     """Return the sum of squares of `values` (1-D), a float64 scalar tensor.
 
-    Squares are summed in fp32 inside rows of _ROW elements, and the rows' sums in float64. On a CPU, a
-    long sum would lose four digits if it used fp32 throughout.
+    The squares of each _ROW elements are summed in fp32, and these sums are then added in float64. On a CPU, a long sum
+    would lose four digits if it used fp32 throughout.
     """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]

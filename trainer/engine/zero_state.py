@@ -94,8 +94,8 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
     The count is an fp32 scalar tensor on the device, as torch's fused AdamW needs it. Call this before the first step
     of a new run, and before saved state is loaded. The call is needed because of what DeepSpeed does when it
-    initializes. In some stages DeepSpeed creates no moments. In other stages DeepSpeed takes a step with empty gradients,
-    and Adam counts this step.
+    initializes. In some stages DeepSpeed creates no moments. In other stages it takes a step with empty gradients, and
+    Adam counts this step.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
