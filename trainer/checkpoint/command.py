@@ -1,7 +1,7 @@
 """The command `python -m trainer.checkpoint RUN [list|verify|prune]` for the checkpoints in the run directory RUN.
 
-`prune` first verifies all checkpoints. If none is undamaged, it removes nothing, so an undamaged checkpoint always
-remains.
+`prune` first verifies all checkpoints. If all are damaged, it removes nothing. Otherwise at least one undamaged
+checkpoint remains.
 """
 
 from __future__ import annotations
@@ -106,10 +106,12 @@ def inspect(run: Location) -> list[Report]:
 
 
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
-    """Remove the checkpoints that `config` does not keep. Return two lists: reports of kept and of removed checkpoints.
+    """Remove the checkpoints that `config` does not keep.
 
-    Damaged checkpoints are not counted among the checkpoints that `config` keeps. They are removed if `damaged` is true
-    and stay otherwise. If no checkpoint verifies, removes nothing and raises CheckpointError.
+    Return (reports of the kept checkpoints, reports of the removed checkpoints).
+
+    `config` applies to undamaged checkpoints only. Damaged checkpoints are removed if `damaged` is true, and stay
+    otherwise. If all checkpoints are damaged, removes nothing and raises CheckpointError.
     """
     reports = inspect(run)
     whole = {step_of(report.folder): report for report in reports if not report.trouble}

@@ -2,8 +2,8 @@
 
 A commit is one atomic operation. On a file system a draft is a hidden folder that one rename turns into the checkpoint.
 An object store has no rename. There each attempt to save writes into its own folder, and the manifest of the checkpoint
-names the folder that is valid. The manifest is written last, in one request. A later attempt at the same step replaces
-the manifest. Ranks signal each other by small files.
+names the folder that is valid. The manifest is written last, in one request. A later attempt to save the same step
+replaces the manifest. Ranks signal each other by small files.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class _StoreDraft:
         """Do nothing, because on a store a folder exists as soon as it holds a file."""
 
     def begin_part(self, rank: int) -> None:
-        """Do nothing, because on a store only the end of a part (a rank's files) is announced."""
+        """Do nothing. On a store, a rank does not announce that it starts to write."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
         write_json(storage.join(self._signals, f"rank-{rank}.done"), entries)

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder of safetensors and JSON files with a manifest of their sizes and sha256. Invariant: a
 checkpoint is complete or absent. Bytes are hashed while they are written, and reach the disk (fsync) before the folder
-gets its final name. An object store has no rename. There the manifest, written last, names the subfolder that holds the
-files. Nothing here is a pickle.
+gets its final name. An object store has no rename. There the manifest is written last, and names the subfolder that
+holds the files. No file is a pickle.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
-    """Check a checkpoint's manifest and return file name -> {"bytes": size, "sha256": hash}.
+    """Check a checkpoint's manifest. Return its entries: {file name: {"bytes": size, "sha256": hash}}.
 
     Raises CheckpointError if the manifest is missing, damaged or altered, if its format is not the current one, if its
     step is not the step in the folder's name, or if it names a file outside the folder.
@@ -241,8 +241,8 @@ def is_checkpoint(folder: Location) -> bool:
 def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
     """Check every byte of a checkpoint's files against the manifest.
 
-    If `world_size` ranks share the work, each rank reads every world_size-th file. Raises CheckpointError at the first
-    file that differs, with its name. Raises OSError if a store does not answer.
+    If `world_size` ranks share the work, each rank reads every world_size-th file, and `rank` is this rank. Raises
+    CheckpointError, which names the file, at the first file that differs. Raises OSError if a store does not answer.
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
@@ -288,8 +288,7 @@ class Checkpoints:
     def newest_first(self, *, through: int | None = None) -> list[Location]:
         """Return the checkpoints' folders, newest first.
 
-        Checkpoints after step `through` are left out. But if all checkpoints are after step `through`, none is left
-        out.
+        Checkpoints of steps after `through` are left out, unless the run has no others.
         """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
@@ -341,7 +340,7 @@ def restore_moved_aside(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions of Python and of libraries, and the device's name. A run's results may depend on them.
+    """Return what a run's results may depend on: the versions of Python and libraries, and the device's name.
 
     The keys are "python", the name of each installed library, and "device".
     """

@@ -60,9 +60,9 @@ def find_together(run_dir: str | Path) -> Checkpoints:
 def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Load the newest undamaged checkpoint into `engine` and return its state, or None if the run has no checkpoint.
 
-    Checkpoints after step `through` are used only if all checkpoints are after step `through`. Collective: each rank
-    verifies its share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the
-    checkpoint's parameters are not those of the engine's model.
+    Checkpoints of steps after `through` are passed over, unless the run has no others. Collective: each rank verifies
+    its share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the checkpoint's
+    parameters are not those of the engine's model.
     """
     find_damage, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
     folder = _find_valid(checkpoints, find_damage=find_damage, through=through, level=level)
@@ -74,8 +74,8 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
 
     The run that wrote the checkpoint may have had another world size, ZeRO stage or precision. Each rank reads only the
     elements that it holds. Random generators are restored if the world size is the same. Raises CheckpointError if
-    names or shapes of the checkpoint's parameters are not those of the engine's model. Does not verify the hashes of
-    the files of tensors.
+    names or shapes of the checkpoint's parameters are not those of the engine's model. The hashes of the tensor files
+    are not verified.
     """
     folder = locate(checkpoint)
     state = read_state(folder)
@@ -95,9 +95,10 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
 
 
 def newest_verified(checkpoints: Checkpoints) -> Location | None:
-    """Return the folder of the newest checkpoint whose every byte verifies, or None if the run has no checkpoint.
+    """Return the folder of the newest undamaged checkpoint, or None if the run has no checkpoint.
 
-    Raises CheckpointError if there are checkpoints but none verifies, because the run must not start again from zero.
+    Every byte is verified. If there are checkpoints but all are damaged, raises CheckpointError, so that the run does
+    not start again from zero.
     """
     return _find_valid(checkpoints, find_damage=_find_damage)
 
@@ -137,9 +138,9 @@ def _find_valid(
 ) -> Location | None:
     """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-    Checkpoints after step `through` are used only if all checkpoints are after step `through`. `find_damage` returns a
-    checkpoint's damage as text, or "". Damaged checkpoints are logged at `level`, a level of Python's logging. Raises
-    CheckpointError if all checkpoints that may be used are damaged.
+    Checkpoints of steps after `through` are passed over, unless the run has no others. `find_damage` returns a
+    checkpoint's damage as text, or "" if there is none. Damaged checkpoints are logged at `level`, a level of Python's
+    logging. Raises CheckpointError if all checkpoints that may be used are damaged.
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):
@@ -157,7 +158,7 @@ def _find_valid(
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """Verify a checkpoint and return parameter name -> fp32 CPU tensor in its full shape. Needs no DeepSpeed.
+    """Verify a checkpoint and return all parameters by name, as fp32 CPU tensors of full shape. Needs no DeepSpeed.
 
     Raises CheckpointError if the checkpoint is damaged.
     """

@@ -1,8 +1,8 @@
 """Reads parts of a safetensors file on an object store, because safetensors' own safe_open reads only local files.
 
-The classes have the same methods as safe_open, as far as the trainer uses them. A rank reads elements in the order in
-which they are stored. So each request also fetches the bytes that are needed next, up to READ_AHEAD_BYTES. Cost: that
-much memory per file, but at most BUFFERED_BYTES over all files.
+The classes have those methods of safe_open that the trainer uses. A rank reads elements in the order in which they are
+stored. So each request also fetches the bytes that are needed next. Cost: READ_AHEAD_BYTES of memory for each open
+file, or less if all files together would take more than BUFFERED_BYTES.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 def read_ahead_of(num_files: int) -> int:
-    """Return the number of bytes to read in one request if `num_files` files are open at the same time."""
+    """Return how many bytes to read in one request while `num_files` files are open."""
     return min(READ_AHEAD_BYTES, max(_MIN_READ_BYTES, BUFFERED_BYTES // num_files))
 
 
 class RangedTensors:
     """Reads tensors by name from a safetensors file on an object store. To be used in a `with` block.
 
-    `num_files` is the number of such files that the caller has open at the same time. The more files are open, the less
-    is read ahead in each. Raises CheckpointError if `url` is not a safetensors file.
+    `num_files` says how many such files the caller has open at the same time. The more files are open, the fewer bytes
+    are read ahead in each file. Raises CheckpointError if `url` is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Decides which checkpoints stay: the newest, those at multiples of a given step, those with the lowest held-out loss.
+"""Decides which checkpoints stay: the newest, one every N steps, and those with the lowest held-out loss.
 
 The writer and the command line share this rule. The newest checkpoint always stays.
 """
@@ -42,10 +42,10 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Return a list of mappings step -> held-out loss, one mapping for each set of comparable evaluations.
+    """Return the held-out losses of a run: one dict, step -> loss, for each set of comparable evaluations.
 
     Evaluations are comparable if their records in RUN/evaluations.jsonl have equal values for the keys in COMPARABLE.
-    The loss is the sum of masked-LM and next-sentence loss. Losses that are not finite are left out. The last mapping
+    The loss is the sum of masked-LM and next-sentence loss. Losses that are not finite are left out. The last dict
     contains the newest evaluation.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
@@ -60,9 +60,9 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
 
 
 def remove(folder: Location) -> None:
-    """Remove a checkpoint: rename its folder, then delete the files. On a store, delete the manifest first.
+    """Remove a checkpoint, so that an interrupted removal leaves nothing that looks like a valid checkpoint.
 
-    Because of this order, a removal that is interrupted leaves nothing that looks like a valid checkpoint.
+    On a disk, the folder is renamed before the files are deleted. On a store, the manifest is deleted first.
     """
     if not isinstance(folder, Path):
         storage.delete(locate(folder, MANIFEST))

@@ -1,8 +1,8 @@
-"""Writes a checkpoint's tensors, and reads ranges of their elements, with any number of ranks.
+"""Writes a checkpoint's tensors, and reads ranges of a tensor's elements, with any number of ranks.
 
-Each rank's file holds parts of the flattened parameters and AdamW moments. The file's metadata gives their offsets.
-Files are memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs
-neither DeepSpeed nor a process group.
+Each rank's file holds parts of the flattened parameters and AdamW moments. The file's metadata gives the offset of each
+part. A rank reads only the elements that it needs: files on a disk are memory-mapped, and files on a store are read by
+ranges of bytes. This module needs neither DeepSpeed nor a process group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GENERATOR = "generator/"
 
 
 def part_name(rank: int, *, world_size: int) -> str:
-    """Return the name of the file into which rank `rank` of `world_size` writes its tensors of a checkpoint."""
+    """Return the name of a rank's file of tensors in a checkpoint that `world_size` ranks write."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 

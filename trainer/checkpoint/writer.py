@@ -1,9 +1,9 @@
 """Writes checkpoints in a thread while training continues. Every rank writes its part, then rank 0 commits all parts.
 
 The ranks write into a draft (a checkpoint not yet valid, see trainer/checkpoint/commit.py) and signal each other by
-files. They wait for each other until a deadline, so that one rank's failure ends the save on all ranks. Cost: host
-memory for a copy of this rank's parts of the parameters and moments, and a pause for the copying. The memory is 12
-bytes per parameter over all ranks, and is pinned if there is a GPU.
+files. They wait for each other until a deadline, so that one rank's failure ends the save on all ranks. Cost: training
+pauses while each rank copies its parts of the parameters and moments into host memory. The copies take 12 bytes per
+parameter over all ranks. Their memory is pinned if there is a GPU.
 """
 
 from __future__ import annotations

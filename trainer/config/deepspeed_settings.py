@@ -57,7 +57,7 @@ refused."""
 def _to_whole(value: Any) -> Any:
     """Return a float without a fraction as an int, and any other value unchanged.
 
-    DeepSpeed's documentation writes numbers of elements as floats, such as 5e8.
+    DeepSpeed's documentation writes whole numbers as floats, such as 5e8.
     """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -35,7 +35,7 @@ def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | Non
     The message gives the key, the value, the reason and the remedy for each of these settings.
 
     There are two checks. If `held_out` is None, find the settings that cannot have an effect with any data set.
-    Otherwise `held_out` holds the number of held-out rows in each phase's data set. Then find only the settings of
+    Otherwise `held_out` says how many held-out rows each phase's data set has. Then find only the settings of
     evaluation that have no effect because there are no held-out rows.
     """
     idle = find_idle_settings(config) if held_out is None else _find_idle_evaluation(config, held_out=held_out)
@@ -140,10 +140,10 @@ def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
 def _phases_with_evaluated_checkpoint(
     config: TrainerFields, *, held_out: Sequence[int] | None = None
 ) -> Iterator[bool]:
-    """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
+    """Yield one bool for each phase: whether at least one of its steps has both an evaluation and a checkpoint.
 
-    Every phase ends with an evaluation. At the last step of the run it counts only if `evaluation.every_steps` asks for
-    an evaluation at that step too. `held_out` holds the number of held-out rows of each phase (None: all phases have
+    Every phase ends with an evaluation. But the evaluation at the run's last step counts only if that step is a
+    multiple of `evaluation.every_steps`. `held_out` says how many held-out rows each phase has (None: all phases have
     some). A phase without held-out rows has no evaluation.
     """
     every = config.checkpoint.every_steps

@@ -51,8 +51,8 @@ class ScheduleConfig(Settings):
 class GuardConfig(Settings):
     """The settings of the divergence guard, which decides what happens after bad steps.
 
-    A step is bad if its loss or gradient is not finite, or if its loss spikes. A step that is not finite is never
-    applied.
+    A step is bad if its loss or gradient is not finite, or if its loss spikes. A step whose loss or gradient is not
+    finite is never applied.
     """
 
     max_bad_steps: Positive = 3

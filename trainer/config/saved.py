@@ -31,7 +31,7 @@ def read_run_config(run: Location) -> TrainerConfig | None:
 
 
 def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """Return the TrainerConfig for `tree`, the nested mappings of a saved config. `origin` names the config in errors.
+    """Return `tree`, the nested mappings of a saved config, as a TrainerConfig. `origin` names the config in errors.
 
     Because an earlier version may have saved the config, `logging.tensorboard` becomes `logging.tracker`, DeepSpeed
     keys that are refused now are dropped, and settings without effect are kept. Raises ConfigError if the config is not

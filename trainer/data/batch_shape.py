@@ -3,8 +3,8 @@
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
 Micro-batches are as small as the stated batch allows. Because row lengths vary, some micro-batches take fewer pairs
-than the stated batch asks for, and later micro-batches take more. So a lane is behind by some pairs, on average by the
-number of pairs that it gives in one step. Cost: 0.1 s.
+than the stated batch asks for, and later micro-batches take more. So a lane lags behind its share, on average by as
+many pairs as it gives in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BatchShape:
     tokens_mean: float
     """Mean tokens per step, without padding."""
     steps_per_epoch: int
-    """Number of steps that read every row once. The last of them continues into the next epoch."""
+    """How many steps it takes to read every row once. The last step continues into the next epoch."""
 
     @property
     def fill(self) -> float:
@@ -119,11 +119,11 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return the mean number of rows that begin within n bins after the end of a row, for n = 0, 1, 2 and so on.
+        """Return how many rows begin, on average, at most n bins after the end of a row, for n = 0, 1, 2 and so on.
 
-        A bin is a unit of row length, and `longest` is the length of the longest row in bins. The number for n is at
-        index 2 x longest + n of the array, and all numbers before this part are 0. A row that begins exactly at that
-        end counts, so the number for n = 0 is 1.
+        A bin is a unit of row length. The next row begins exactly at the end of the row before it and counts too, so
+        the result for n = 0 is 1. The array begins with 2 x longest zeros, where `longest` is the length of the longest
+        row in bins. So the result for n is at index 2 x longest + n.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -136,9 +136,9 @@ class Lengths:
     def tokens_for(self, pairs: float) -> int:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
 
-        Because row lengths vary, a lane is sometimes behind, which means that it has given fewer pairs than its share.
-        We allow that it is behind by `pairs` pairs on average. By queueing theory (Kingman), micro-batches must then
-        have room, on average, for `pairs` + `self.variation` / 2 pairs.
+        Because row lengths vary, a lane can lag, which means that it has given fewer pairs than its share. We accept a
+        mean lag of `pairs` pairs. By queueing theory (Kingman), a lane has this lag if its micro-batches have room, on
+        average, for `pairs` + `self.variation` / 2 pairs.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # `high` has room for any `pairs` pairs
@@ -149,10 +149,10 @@ class Lengths:
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
-    """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch that `batch` states.
+    """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch settings `batch`.
 
-    Lanes and limits are derived from the lengths of the training rows. Raises PlanError, which names setting and
-    remedy, if the settings do not fit the data set.
+    Lanes and limits are derived from the lengths of the training rows. If the settings do not fit the data set, raises
+    PlanError, which names the setting and a remedy.
     """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
@@ -205,8 +205,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
     """Return the number of lanes (equal parts of the rows, each of which gives one micro-batch to a step).
 
     `pairs` is the number of pairs per step, and `longest` is the data set's `max_seq_length`. If
-    `batch.tokens_per_slot` is set, it is the size of a micro-batch, and there are as many lanes as a step of `pairs`
-    pairs needs.
+    `batch.tokens_per_slot` is set, it is the size of a micro-batch, and there are as many lanes as a step then needs.
 
     If `batch.tokens_per_slot` is null, the number of lanes is a power of two, but at most `pairs`. It is large enough
     that no micro-batch needs more than `batch.greatest_slot` tokens (null: LARGEST_DERIVED_MICRO_BATCH). If this gives
@@ -231,7 +230,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
     """Return the token limit that a lane's micro-batches need to take `pairs` pairs each.
 
-    If `exact`, every micro-batch has room for `pairs` pairs. Otherwise micro-batches take `pairs` pairs on average.
+    If `exact`, every micro-batch has room for that many pairs. Otherwise micro-batches take that many on average.
     `longest` is the data set's `max_seq_length`.
     """
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))

@@ -1,11 +1,11 @@
 """Checks that no phase evaluates on documents that the run, or the run it branched from, was trained on before.
 
-A phase is a part of a run with its own data set. A document is held out if a hash is below `validation_fraction`, a
-setting of the build: the hash of its own text or, if it is a chapter or stretch of a book, that of the book's first
-one. So if two data sets contain the same text, the data set with the smaller fraction trains on documents that the
-other data set holds out. With parts of books, this can happen with any fractions, because one set may have the book and
-the other a part of it alone. Cost: reads the document ids of held-out rows, and of training rows only if the fractions
-or parts of books permit such a leak.
+A phase is a part of a run with its own data set. A document is held out if the hash of its text is below
+`validation_fraction`, a setting of the build. So if two data sets contain the same text, the data set with the smaller
+fraction may train on a document that the other data set holds out. With parts of books, this can happen whatever the
+fractions are: the hash of the book's first part decides for all parts, and one of the data sets may have only later
+parts. Cost: reads the document ids of held-out rows. The ids of training rows are read only if such a document is
+possible.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check_held_out(
     Phases of this run that end by `step` are not compared with `before`, because they are no longer evaluated.
 
     Raises ConfigError, with the numbers, if some documents are both trained on and held out. Documents are compared by
-    id, a hash of the text. If two data sets cleaned the same text differently, its ids differ and the check finds
-    nothing. So a warning names data sets that have a source of the same name but no held-out document in common.
+    id, a hash of the text. If the same text was cleaned differently for two data sets, its ids differ and the check
+    finds nothing. So a warning names data sets that have a source of the same name but no held-out document in common.
     """
     warnings = {}
     for index, later in enumerate(phases):
@@ -121,6 +121,6 @@ def _documents_of(rows: pa.Table) -> pa.Array:
 
 
 def _has_document(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
-    """Return [n] booleans: whether one of each row's two documents is among `documents`."""
+    """Return [n] booleans, true for each row with at least one of its two documents in `documents`."""
     first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
     return pc.or_(first, second)

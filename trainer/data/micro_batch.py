@@ -46,8 +46,8 @@ class MicroBatchShape:
     def sequences(self) -> int:
         """The number of sequences in a micro-batch that is padded to a constant shape.
 
-        There is room for `pairs` pairs, and for dummy sequences (sequences of padding). In a micro-batch without pairs,
-        the dummy sequences alone fill all `tokens` tokens.
+        There is room for the maximum number of pairs, and for dummy sequences (sequences of padding). There are enough
+        dummy sequences to fill a micro-batch without pairs.
         """
         return self.pairs + -(-self.tokens // self.max_seq_length)
 

@@ -48,7 +48,7 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Return views of the columns of `table`, which `row_groups.read_slice` returned for `epoch`."""
+        """Return views of the columns of `table`, a result of `row_groups.read_slice`. Its rows are read in `epoch`."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)
@@ -84,7 +84,7 @@ class Packer:
     """Packs the rows of one lane (one of the equal parts of the rows) into micro-batches.
 
     A micro-batch ends when the next pair would exceed a limit of `shape`. Each call of the function `next_rows` returns
-    the lane's next rows. If these rows are lost, because they cannot be read, `next_rows` returns their number instead.
+    the lane's next rows. If these rows are lost, because they cannot be read, `next_rows` returns how many they are.
     """
 
     def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
@@ -95,8 +95,8 @@ class Packer:
     def pack(self, *, max_rows: int) -> MicroBatch | None:
         """Return the lane's next micro-batch, of at most `max_rows` rows.
 
-        Rows that are lost, because they cannot be read, count too. When `max_rows` rows are taken, `next_rows` is not
-        called again. Returns None if `max_rows` is 0, or if all rows that the micro-batch would take are lost.
+        Lost rows, which cannot be read, count too. Once `max_rows` rows are taken, no further rows are requested.
+        Returns None if `max_rows` is 0, or if all rows that the micro-batch would take are lost.
         """
         tokens, masked = self._shape.tokens, self._shape.masked
         pairs = min(self._shape.pairs, max_rows)

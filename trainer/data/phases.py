@@ -25,7 +25,7 @@ MANY_EPOCHS = 200
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run with settings of its own: steps `first_step` + 1 to `last_step`."""
+    """A part of a run with settings of its own. It takes the steps `first_step` + 1 to `last_step`."""
 
     index: int
     """Index of the phase, from 0."""
@@ -116,9 +116,10 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Return each phase with its manifest, and the batch shape and plan derived from them.
+    """Return each phase with its data set's manifest, its batch shape and its plan (order of rows).
 
-    Raises ConfigError if vocabularies differ, or PlanError if a phase's batch does not fit its data set.
+    Shape and plan are derived from the phase's settings and the manifest. Raises ConfigError if vocabularies differ, or
+    PlanError if a phase's batch does not fit its data set.
     """
     check_vocabularies(phases, manifests=manifests)
     opened = []
@@ -166,8 +167,8 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 def order_seed(seed: int, *, phase: int) -> int:
     """Return the seed (63 bits) for the order of a phase's rows.
 
-    The first phase has the run's seed. Each later phase has another seed, so that it reads the same data set in another
-    order.
+    The first phase has the run's seed. Each later phase has a seed of its own. So if two phases read the same data set,
+    they read it in different orders.
     """
     if phase == 0:
         return seed
@@ -176,11 +177,11 @@ def order_seed(seed: int, *, phase: int) -> int:
 
 
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
-    """Return the position in the data from which the step after `state` reads.
+    """Return the position in the data at which the next step begins. `state` is where the last step ended.
 
-    If `state` is None, that position is the start of the first phase. If `state` is the end of a phase that is not the
-    last, the position is the start of the next phase. Otherwise the position is `state`. Raises PlanError if `state`
-    does not fit these phases.
+    If `state` is None, no step was done, and the result is the start of the first phase. If `state` is the end of a
+    phase and another phase follows, the result is the start of that next phase. Otherwise it is `state`. Raises
+    PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()

@@ -36,7 +36,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """The position of a run in its data. It does not depend on the world size, and every rank has all of it."""
+    """The position of a run in its data. It does not depend on the world size, and is the same on every rank."""
 
     plan_hash: str
     """Hash of the plan to which the cursors refer."""
@@ -45,8 +45,8 @@ class PlanState:
     epoch: int
     """Epoch, counted from 0, of the lane that is furthest behind."""
     cursors: tuple[int, ...]
-    """Number of rows that each lane has taken since `epoch` began. A lane that is already in the next epoch has a
-    number above its rows of `epoch`."""
+    """Number of rows that each lane has taken since `epoch` began. If a lane is already in the next epoch, its
+    number is larger than the number of rows that it takes in `epoch`."""
     phase: int = 0
     """Phase of the last step done, counted from 0."""
     phase_step: int = 0
@@ -72,9 +72,9 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlices:
-    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order.
+    """Holds slices of row groups. A slice is rows [start, stop) of a row group in the epoch's permuted order.
 
-    Entry i of every column belongs to slice i.
+    The fields are columns of equal length, and entry i of every column belongs to slice i.
     """
 
     lane: NDArray[np.int64]
@@ -136,7 +136,7 @@ class Plan:
         ).hexdigest()
 
     def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
-        """Return the state before the first step of `phase`, when the run has done `step` steps."""
+        """Return the state at the start of the phase `phase`. Before this phase, the run has done `step` steps."""
         return PlanState(plan_hash=self.hash, step=step, epoch=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
@@ -154,17 +154,17 @@ class Plan:
         return epoch % self.mask_sets
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G], the number of rows that each of the G lanes takes in all epochs before `epoch`."""
+        """Return [G]: how many rows each of the G lanes takes in all epochs before `epoch` together."""
         return self._divide_among_lanes(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G], the number of rows that each of the G lanes takes in `epoch`. They differ by at most one."""
+        """Return [G]: how many rows each of the G lanes takes in `epoch`. These numbers differ by at most one."""
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G], the number of pairs that each of the G lanes should put into its first `rounds` micro-batches.
+        """Return [G]: how many pairs each of the G lanes should put into its first `rounds` micro-batches together.
 
-        The sum of these numbers is `rounds` times the plan's pairs per step, rounded down.
+        The sum of these numbers is the plan's pairs per step times `rounds`, rounded down.
         """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))
@@ -173,7 +173,7 @@ class Plan:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
         Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. One reader serves all lanes. So the slices are
-        in the order in which the lanes need them if all lanes take rows equally fast.
+        sorted by the time at which a lane needs them, assuming that all lanes take rows equally fast.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -196,8 +196,9 @@ class Plan:
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the order in which an epoch takes the R row groups, and the row at which each row group begins.
 
-        The first array, [R], holds the indices of the row groups in this order. The second, [R + 1], holds the number
-        of rows before each of these row groups, and at its end the number of all rows. Caches the result for one epoch.
+        The first array, [R], holds the indices of the row groups in this order. The second, [R + 1], says how
+        many rows come before each of these row groups, and ends with the number of all rows. Caches the result for one
+        epoch.
         """
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
@@ -249,7 +250,7 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Return [count], the order in which `epoch` takes the `count` rows of a row group, as indices of stored rows."""
+    """Return the order in which an epoch takes the rows of a row group: [count], the indices of the stored rows."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 

@@ -34,7 +34,7 @@ of the table."""
 def read_in_threads(slices: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
     """Yield (slice, table or error) for each of `slices`, in order. `root` is the data set's folder.
 
-    Two threads read at most two slices ahead. Threads help because decoding releases Python's lock.
+    Two threads read at most two slices ahead. Threads help because decoding releases Python's global lock.
     """
 
     def read(row_slice: RowGroupSlice) -> pa.Table | RowGroupError:

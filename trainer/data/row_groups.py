@@ -67,7 +67,7 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield each of `slices`, which `plan.slices` returned for `epoch`, as a RowGroupSlice, in the same order."""
+    """Yield each slice in the list `slices` as one object, in the same order. `plan` made this list for `epoch`."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -91,9 +91,9 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
     The columns are `input_ids`, `first_length`, `next_sentence_label`, `masked_positions`, `masked_inputs`, `source`,
-    `shard`, `row_group` and `row`. In `masked_positions` and `masked_inputs`, each row has one list, which belongs to
-    the chosen mask set. Raises RowGroupError, with shard, row group and remedy, if the row group cannot be read or
-    differs from the manifest.
+    `shard`, `row_group` and `row`. In `masked_positions` and `masked_inputs`, each row has one list: that of the mask
+    set (choice of masked tokens) to which `row_slice.mask_set` points. Raises RowGroupError, with shard, row group and
+    remedy, if the row group cannot be read or differs from the manifest.
     """
     table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)

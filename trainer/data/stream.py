@@ -68,11 +68,11 @@ class MicroBatchStream:
 
     The steps end only if the plan has just one epoch. Every step calls `all_reduce` once on every rank (None: there is
     only one rank). `reader` is "local" for threads of this process or "ray" for Ray Data; both give the same
-    micro-batches. Memory: one row group per lane, and `read_ahead_blocks` more.
+    micro-batches. Memory: one row group per lane, and `read_ahead_blocks` row groups read ahead.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
-    are lost. The lane to which they belong gives fewer rows, or none, until the other lanes have taken as many rows. It
-    continues after the lost rows.
+    are lost. Lost rows count as rows that their lane has given. So this lane gives fewer rows, or none, until the other
+    lanes have caught up. Then it continues after the lost rows.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class MicroBatchStream:
         """Advance the run's position and return the step: the second half of `next_step`.
 
         `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
-        taken all its rows of this epoch. If all rows of a step were lost, it has no pairs and is not counted as a step.
+        taken all its rows of this epoch. If all rows of a step were lost, the step has no pairs and is not counted.
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
@@ -209,9 +209,9 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G], for each of the G lanes the maximum that its cursor may reach with the next micro-batch.
+        """Return [G]: how many rows each of the G lanes may have taken at most after its next micro-batch.
 
-        A cursor is the number of rows that the lane has taken since the current epoch began.
+        Rows are counted from the start of the current epoch.
         """
         plan, state = self._plan, self._state
         if plan.pairs is None:
@@ -231,10 +231,9 @@ class MicroBatchStream:
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_rows(self, lane: int) -> Rows | int:
-        """Return the lane's next rows. If these rows cannot be read and are lost, return their number instead.
+        """Return the lane's next rows. If these rows cannot be read and are lost, return how many they are.
 
-        The rows of all lanes come from one reader. Rows that belong to other lanes are put into the queues of these
-        lanes.
+        The rows of all lanes come from one reader. Rows of another lane are put into that lane's queue.
         """
         start = time.perf_counter()
         while not self._queues[lane]:
@@ -254,9 +253,10 @@ class MicroBatchStream:
 
 
 def validation_plan(manifest: Manifest, *, shape: MicroBatchShape, lanes: int, max_pairs: int | None = None) -> Plan:
-    """Return a plan that reads the first `max_pairs` held-out rows (None: all) once, in an order fixed by the data set.
+    """Return a plan that reads each held-out row once, in an order that depends on the data set alone.
 
-    Raises PlanError if no rows are held out.
+    With `max_pairs`, the plan reads only that many rows, the first ones of this order. Raises PlanError if no rows are
+    held out.
     """
     rows = manifest.num_rows("validation")
     if rows == 0:

@@ -1,4 +1,4 @@
-"""Sets up DeepSpeed: derives its settings from the run's config alone, and imports it without compiling anything."""
+"""Sets up DeepSpeed: derives its settings from the run's config, and imports DeepSpeed without compiling anything."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_waits(timeout_s: int) -> None:
-    """Make `timeout_s` the default time-out of all process groups created from now on.
+    """Set the default time-out of all process groups created from now on to `timeout_s` seconds.
 
     DeepSpeed passes no time-out for its groups. With torch's default, ranks would wait half an hour (10 minutes on
     GPUs) for a frozen rank, even if the default group has a shorter time-out.

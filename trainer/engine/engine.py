@@ -1,7 +1,7 @@
 """The training engine over DeepSpeed: forward, backward, step, and its state as named slices.
 
 Only this package uses DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the loss scale and
-the slices (ranges of parameters and Adam moments). A run can continue from these alone, at any world size, stage or
+the slices (ranges of parameters and Adam moments). A run needs nothing else to continue, at any world size, stage or
 precision. One test of the gradient norm decides whether a whole step is applied or skipped. The settings select one of
 five paths:
 
@@ -149,7 +149,7 @@ class Engine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> StepResult:
-        """Clip the gradients to norm optimizer.clip_norm, update the parameters, and return the outcome.
+        """Clip the gradients to the norm `optimizer.clip_norm`, update the parameters, and return the outcome.
 
         If the gradient norm is not finite, the update is skipped.
         """

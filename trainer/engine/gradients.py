@@ -1,9 +1,9 @@
 """Sums gradients over ranks under ZeRO 1 and 2, after backward and before the update, many parameters at a time.
 
 DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But DeepSpeed
-would handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a
-bucket, one reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a
-group's parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
+would handle gradients one parameter at a time, which costs a tenth of a BERT-Large step. Here one copy fills a bucket
+with the gradients of many parameters, and one reduce-scatter sums the bucket over all ranks. The layout is DeepSpeed's:
+a group's parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class _Bucket:
     """
 
     buffer: Tensor
-    """1-D tensor that holds this range of the first rank's partition, then of the second's, and so on."""
+    """1-D tensor that holds one range of the first rank's partition, then the same range of the second's, and so on."""
     pieces: tuple[_Piece, ...]
     gaps: tuple[Tensor, ...]
     """Views of the buffer that no parameter fills, because the last partition ends with padding."""
     start: int
     stop: int
-    """The range is elements [start, stop) of a partition."""
+    """The range in `buffer` is elements [start, stop) of each partition."""
 
     def fill(self) -> None:
         """Copy the gradients into the buffer. Where a parameter has no gradient, and in gaps (padding), write zeros."""
@@ -102,7 +102,7 @@ class PartitionedGradients:
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add the parameters' gradients after a backward pass to the sums, and free these gradients. Collective.
+        """After a backward pass, add the parameters' gradients to the sums, and free the gradients. Collective.
 
         `last` marks the step's last backward pass.
         """
@@ -111,7 +111,7 @@ class PartitionedGradients:
         self._is_first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradient sums of all ranks' partitions together. Collective.
+        """Return the Euclidean norm of the whole gradient, over all parameters and ranks. Collective.
 
         The norm is a float64 scalar tensor on the device.
         """
@@ -223,8 +223,8 @@ class _Group:
 def _sum_squares(values: Tensor) -> Tensor:
     """Return the sum of squares of `values` (1-D), a float64 scalar tensor.
 
-    Squares are summed in fp32 inside rows of _ROW elements, and the rows' sums in float64. A long sum in fp32 alone
-    would lose four digits on a CPU.
+    The squares of each _ROW elements are summed in fp32, and these sums are then added in float64. On a CPU, a long sum
+    would lose four digits if it used fp32 throughout.
     """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]

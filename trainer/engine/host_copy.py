@@ -1,5 +1,5 @@
-"""Asynchronous copy of a tensor from a GPU to the host. A reader of the copy waits until it is complete, but not for
-later GPU work."""
+"""Copies a tensor from a GPU to the host while the GPU works on. Whoever reads the copy waits for the copying, but not
+for later GPU work."""
 
 from __future__ import annotations
 

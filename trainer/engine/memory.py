@@ -13,10 +13,10 @@ which the ZeRO stage partitions states, micro-batches of T tokens, and L layers 
                  layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-The last two rows are counted together, as the larger of two sums: when backward begins, all activations and the loss
-exist; when it ends, all gradients (e N) and few activations. The estimate was checked against BERT-Large, bf16, 32,768
-tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and fragmentation are not included; a tenth
-of a GPU's memory stays free for them.
+When backward begins, all activations and the loss exist. When backward ends, all gradients (e N) and few activations
+exist. The larger of these two sums is counted for activations and loss together. The estimate was checked against
+BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and fragmentation
+are not included; a tenth of a GPU's memory stays free for them.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` micro-batches
-    per step.
+    """Return the estimate of the memory that training takes on one GPU.
 
-    `shape` has the limits of a micro-batch.
+    Each of the `workers` workers has a GPU and processes `micro_batches` micro-batches per step. `shape` has the
+    limits of a micro-batch.
     """
     model, stage = config.model, config.zero_stage
     width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
@@ -115,7 +115,7 @@ def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Ca
 
 
 def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return advice for the user: the changes of settings that lower the memory.
+    """Return advice for the user: which settings to change so that training needs less memory.
 
     `phases` (parts of the run with settings of their own) is empty if the caller could not open them.
     """
@@ -160,7 +160,7 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
-    """Return the config key that sets the batch setting `name` for the phase `opened`, like `phases.1.batch.lanes`."""
+    """Return the config key, like `phases.1.batch.lanes`, with which to set the batch setting `name` in a phase."""
     index = opened.phase.index
     inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
     if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
@@ -188,8 +188,10 @@ def with_largest_micro_batch(config: TrainerConfig, tokens: int | None) -> Train
 
 
 def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:
-    """Return the estimate of the phase (part of the run) that needs the most memory. It assumes the smallest number of
-    workers to which the run may shrink."""
+    """Return the memory estimate for the phase (part of the run) that needs the most memory.
+
+    The estimate is for the smallest number of workers to which the run may shrink.
+    """
     workers = config.min_workers or config.workers
     estimates = [
         estimate_memory(
@@ -207,7 +209,7 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
 def largest_micro_batch(
     config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
 ) -> int | None:
-    """Return the tokens of the largest micro-batch that fits a GPU of `card_bytes` bytes, or None if none fits.
+    """Return how many tokens the largest micro-batch has that fits a GPU of `card_bytes` bytes, or None if none fits.
 
     Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, but never fewer than `longest`, the length of the data
     set's longest row. Always assumes one worker, because the result must not depend on the number of workers.

@@ -53,7 +53,7 @@ def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
-    """Return Adam's step count after `steps_taken` updates: that number, or infinity if config.bias_correction is off.
+    """Return the step count to give to Adam: `steps_taken`, or infinity if config.bias_correction is off.
 
     Adam's bias correction divides by 1 - beta ** count. With an infinite count this divisor is exactly 1, so nothing is
     corrected, as in google-research/bert (optimization.py). The count stays infinite when an update adds 1.
@@ -64,7 +64,7 @@ def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
     """Return AdamW with decoupled weight decay (Loshchilov and Hutter 2019) for the groups from `parameter_groups`.
 
-    The caller must set the optimizer's step count to the result of `count_updates`, which turns bias correction on or
+    The caller must set the optimizer's step count to the result of `count_updates`. This turns bias correction on or
     off. The learning rate is zero until `Engine.step` sets it. So if DeepSpeed takes a step with empty gradients while
     it initializes, this step changes no parameter.
     """

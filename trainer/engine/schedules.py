@@ -20,13 +20,14 @@ def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:
-    """Return the learning rate of update number `step`, counted from 1. Raises ValueError for a step below 1.
+    """Return the learning rate of the update whose number, counted from 1, is `step`.
 
-    The schedule has N updates, W of them for warm-up, and a peak (optimizer.learning_rate). During warm-up the rate is
-    peak x step / W, so the first update has a rate above 0. With the `linear` schedule the rate then falls linearly. It
-    would reach final_factor x peak at update N + 1. If final_factor is 0, the rate falls as peak x (N - (step - 1)) /
-    (N - W), so the last update has a rate above 0. With the `constant` schedule the rate stays at the peak. With
-    schedule.span=phase each phase (part of the run) has its own schedule over its steps.
+    The schedule has N updates, and the first W updates are warm-up. The peak is optimizer.learning_rate. During warm-up
+    the rate is peak x step / W, so the first update has a rate above 0. With the `linear` schedule the rate then falls
+    linearly. It would reach final_factor x peak at update N + 1. If final_factor is 0, the rate is
+    peak x (N - (step - 1)) / (N - W), so the last update has a rate above 0. With the `constant` schedule the rate
+    stays at the peak. With schedule.span=phase each phase (part of the run) has its own schedule over its steps.
+    Raises ValueError if `step` is below 1.
 
     google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall linearly. Both
     count from 0, so their first update has a rate of 0. In google-research/bert the line falls from step 0 on, not from
@@ -47,7 +48,7 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
 
 
 def _rate(step: int, schedule: ScheduleConfig, *, steps: int, peak: float) -> float:
-    """Return the learning rate of update number `step` of a schedule over `steps` updates."""
+    """Return the learning rate of an update in a schedule of `steps` updates. `step` counts updates from 1."""
     warmup = warmup_steps(schedule, steps=steps)
     if step <= warmup:
         return peak * step / warmup

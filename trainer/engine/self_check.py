@@ -49,7 +49,7 @@ class PassResult:
 
 
 def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, seed: int) -> None:
-    """Raise ConfigError on all ranks if losses or gradients of `batch` differ between compiled and eager code.
+    """Raise ConfigError on all ranks if compiled and eager code give different losses or gradients for `batch`.
 
     Collective. torch's generators are seeded with `seed` for each of the two passes. Parameters, their gradients and
     the engine stay unchanged. If the eager pass has losses that are not finite, a warning is logged and nothing is

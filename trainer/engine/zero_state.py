@@ -1,4 +1,4 @@
-"""A rank's slices, in any ZeRO stage: views of ranges of the parameters' fp32 values and Adam moments.
+"""A rank's slices, in any ZeRO stage. A slice is a view of a range of a parameter's fp32 values and Adam moments.
 
 Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. Stage 0 is an
 exception: list_slices gives every rank the whole parameters, and Engine.local_slices then cuts out the rank's part.
@@ -93,8 +93,9 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
     """Create missing Adam moments as zeros and set Adam's step count to `updates`. `engine` is DeepSpeed's engine.
 
     The count is an fp32 scalar tensor on the device, as torch's fused AdamW needs it. Call this before the first step
-    of a new run, and before saved state is loaded. It is needed because of what DeepSpeed does when it initializes: in
-    some stages it creates no moments, and in other stages it takes a step with empty gradients, which Adam counts.
+    of a new run, and before saved state is loaded. The call is needed because of what DeepSpeed does when it
+    initializes. In some stages DeepSpeed creates no moments. In other stages it takes a step with empty gradients, and
+    Adam counts this step.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
@@ -163,11 +164,12 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
 def update_partitions(
     engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
 ) -> None:
-    """Take AdamW's step number `step` on this rank's partitions, then update the model's weights on all ranks.
+    """Take a step of AdamW on this rank's partitions, then update the model's weights on all ranks.
 
     Collective, for stages 1 and 2. `engine` is DeepSpeed's engine. This rank has one partition of each parameter group,
     and `gradients` has one tensor for each of these partitions. The gradients are divided by `divisor`. If `skip` is
-    not zero, nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
+    not zero, nothing changes. `step` is the step count for AdamW's bias correction. If it is infinite, nothing is
+    corrected.
     """
     zero = engine.optimizer
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
