@@ -58,8 +58,8 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
     """Return the splits of an archive (its parts, each for one worker), in order. `source` is the source's index in the
     config.
 
-    `split_bytes` is the approximate text in a split of a zip or plain tar (default: SPLIT_TEXT_BYTES). Raises
-    ValueError if the archive is damaged or empty, or if a zip expands too much.
+    `split_bytes` says about how many bytes of text a split of a zip or plain tar has (default: SPLIT_TEXT_BYTES).
+    Raises ValueError if the archive is damaged or empty, or if a zip expands too much.
     """
     size = storage.size_of(path)
     if _is_zip(path):

@@ -161,9 +161,9 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
 
 
 def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
-    """Raise ValueError if `taken` compressed bytes have expanded to `given` bytes, and `given` is more than text can
-    reach: more than 64 MiB and more than MOST_EXPANSION times `taken` (a decompression bomb). For messages, `name` is
-    the file and `offset` is where the compressed bytes end in it."""
+    """Raise ValueError if compressed data expand more than text can (a decompression bomb). This is so if `given`, the
+    decompressed size in bytes, is more than 64 MiB and more than MOST_EXPANSION times `taken`, the compressed size. For
+    messages, `name` is the file, and `offset` is the byte of the file at which the compressed data end."""
     if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
         raise ValueError(
             f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "

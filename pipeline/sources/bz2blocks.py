@@ -29,7 +29,8 @@ _EMPTY_STREAM_BYTES = 14
 
 class Mark(NamedTuple):
     """The place of a 48-bit pattern that begins a block or, if `is_end` is True, ends a stream. The same bits may also
-    occur by chance. `bit` counts from the start of the searched bytes, or from the start of the file in a _Window."""
+    occur by chance. `bit` counts from the start of the searched bytes. In the marks of a _Window, it counts from the
+    start of the file."""
 
     bit: int
     is_end: bool
@@ -147,8 +148,8 @@ class _Window:
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Free the memory of what is before bit `bit` of the file: the bytes, and the marks (starts of blocks, ends of
-        streams)."""
+        """Free the memory of everything that lies before bit `bit` of the file: bytes, and marks (starts of blocks and
+        ends of streams)."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]
         self.base += gone
@@ -182,8 +183,8 @@ def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]
 
 def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark) -> int:
     """Return the offset of the first byte after a stream. `end` is the mark (a 48-bit pattern) with which the stream
-    ends, and `size` is the file's size. Raises ValueError if the stream is truncated, or if data other than another
-    stream follow."""
+    ends, and `size` is the file's size. Raises ValueError if the stream is truncated, or if it is followed by anything
+    but another stream."""
     after = (end.bit + _MARK_BITS + _CHECKSUM_BITS + 7) // 8
     if after > size:
         raise ValueError(

@@ -106,8 +106,8 @@ def _open_page(
 def _open_page_2(
     raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
 ) -> tuple[npt.NDArray[np.bool_], int, _Content]:
-    """Return what _open_page returns, for a page of Parquet's second version. The levels of such a page, which say
-    which rows have a value, are not compressed."""
+    """Return (present, encoding, content) of a page of Parquet's second version. The three mean the same as in
+    _open_page. In such a page, only the values are compressed, not the levels, which say which rows have a value."""
     levels = raw.take(page[5])
     raw.take(page[6])
     rest = size - page[5] - page[6]
@@ -166,7 +166,7 @@ class _Dictionary:
 
 
 class _Content:
-    """The decompressed content of a page, which has `size` bytes. The bytes are taken in order."""
+    """The decompressed content of a page, `size` bytes in all. The methods take its bytes in order."""
 
     def __init__(self, pieces: Iterator[bytes], size: int) -> None:
         self._pieces, self._left = pieces, size

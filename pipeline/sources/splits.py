@@ -58,10 +58,11 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def join_plentiful(splits: Sequence[Split]) -> list[Split]:
-    """Return the splits, with fewer shares of a file if its shares would be small beside the whole input. A share is a
+    """Return the splits, with fewer shares for a file whose shares would be small beside the whole input. A share is a
     split that reads a whole file and takes some of the documents, so many shares cost time.
 
-    The number of shares depends only on the input, not on the workers, so that a build can continue with other workers.
+    How many shares a file gets depends only on the input, not on the workers, so that a build can continue with other
+    workers.
     """
     total = sum(split.text_bytes for split in splits)
     found: list[Split] = []
@@ -116,8 +117,8 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
-    """Raise ValueError if a source gave no document. The message names the source's path, and how many documents, pages
-    and sentences were left out for which reason (`drops`).
+    """Raise ValueError if a source gave no document. The message names the source's path, and says from `drops` how
+    many documents, pages and sentences were left out for which reason.
 
     A dump without any wikitext (Wikidata), or with nothing but lists, is accepted if other sources gave documents.
     `others` is the number of documents from other sources.

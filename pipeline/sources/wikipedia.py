@@ -118,7 +118,7 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Return what the head of a dump says of its wiki (language, namespaces). If the file has no head, the fields of
+    """Return what the head of a dump says about the wiki (language, namespaces). If the file has no head, the fields of
     the SiteInfo are empty. Its field `is_fragment` is True if the file has only bare <page> elements."""
     head, found = b"", -1
     for piece in read_pieces(path):
@@ -175,9 +175,9 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. Because the last page may continue
-    in the blocks after the split, these are read up to their first <page>. `size` is the file's size. `is_fragment`
-    says that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
+    """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. The last page may continue in the
+    blocks after the split. So these blocks are read too, up to their first <page>. `size` is the file's size.
+    `is_fragment` says that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):
