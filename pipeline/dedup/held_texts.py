@@ -30,8 +30,8 @@ _BITS_PER_RUN, _MOST_BITS = 16, 29
 
 
 class HeldFile(NamedTuple):
-    """A file of texts to hold out: its short name, and the numbers of its texts and of their runs (13 words in a
-    row)."""
+    """Says how many texts were found in a file of texts to hold out. `name` is a short name of the file. `runs` is the
+    number of distinct runs (13 words in a row) in its texts."""
 
     name: str
     texts: int
@@ -50,10 +50,10 @@ class Match(NamedTuple):
 
 
 def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
-    """Write the runs (13 words in a row) of all texts in the files `paths` to the file `target`. Return what was found
-    in each of `paths`.
+    """Write the runs (13 words in a row) of all texts in the files `paths` to the file `target`. Return a HeldFile for
+    each path, which says how many texts and runs were found.
 
-    If several of `paths` have the same run, the run counts for the first of them. Raises ValueError if a file has no
+    If several files have the same run, the run counts for the first of these files. Raises ValueError if a file has no
     words, or if there are more than MOST_RUNS runs.
     """
     names = _short_names(paths)
