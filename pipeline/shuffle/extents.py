@@ -10,9 +10,11 @@ from pipeline.shuffle.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range of a spill file, with documents of one bucket (group): `num_bytes` bytes from `offset` in `path`.
+    """A byte range of a spill file, with documents of one bucket (group). The range begins at byte `offset` of the file
+    `path`, and `num_bytes` is its length.
 
-    The first `index_bytes` bytes are the index, which has everything about the documents except their tokens.
+    The range begins with an index, which has everything about the documents except their tokens. `index_bytes` is the
+    length of the index.
     """
 
     path: str
@@ -25,8 +27,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class BucketRange:
-    """A range of neighbouring buckets, divided into `rows` rows of a spill file's table. Each row is for `width`
-    buckets, and the first row begins with bucket `first`."""
+    """A range of neighbouring buckets (groups of documents) for which a spill file has a table. `first` is the number
+    of the first bucket. `rows` says how many rows the table has, and `width` how many buckets share a row."""
 
     first: int
     rows: int
@@ -40,11 +42,11 @@ class BucketRange:
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """A finished spill file: its name in the folder of spill files, and where its table is.
+    """A finished spill file. `name` is its name in the folder of spill files, and `table` says where its table is.
 
     A row of the table has four numbers for each extent (byte range): offset, index_bytes, num_bytes and checksum.
-    Extents may be empty. `key` is a hash of what the file was written from. It orders files independently of their
-    names.
+    Extents may be empty. `key` is a hash of what the file was written from. Files are sorted by `key`, because the
+    names of files are random.
     """
 
     name: str

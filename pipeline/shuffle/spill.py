@@ -69,10 +69,10 @@ _NOWHERE = Origin()
 class Index:
     """The documents of some extents (byte ranges of spill files), in file order.
 
-    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) its number of tokens. The number is 0 for
-    a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the index of each
-    document's source in config.source_names. `groups` (uint8[n, 16]) has each document's group, or its id if it has
-    none.
+    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) says how many tokens it has. An entry
+    without tokens is a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the
+    index of each document's source in config.source_names. `groups` (uint8[n, 16]) has each document's group, or its id
+    if it has no group.
     """
 
     ids: npt.NDArray[np.uint8]
@@ -81,8 +81,9 @@ class Index:
     groups: npt.NDArray[np.uint8]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents that are marked as
-        held out are left out. Of several documents with the same id, the document with the lowest source is taken."""
+        """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents whose ids are
+        marked as held out are left out. Of several documents with the same id, the document with the lowest source is
+        taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, self.tokens > 0, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -99,7 +100,8 @@ class SpillWriter:
     The file's name begins with `name`. A random suffix keeps several attempts at the same split of the input apart.
     `bucket_of` returns the bucket of a document, from the document's id and its group (see Document), and `id_type` is
     the Arrow type of token ids. An extent (byte range of the file) has documents of one bucket. If `buckets` is given,
-    an extent has documents of one of the rows of `buckets` instead, and a table for find_extents is written.
+    the file also gets a table for find_extents. Several buckets may then share a row of the table, and an extent has
+    documents of the buckets of one row.
     """
 
     def __init__(
@@ -166,8 +168,8 @@ class SpillWriter:
 
     @property
     def file(self) -> SpillFile:
-        """The written file with its table, for find_extents. Only a writer with `buckets` has it, once the writer is
-        closed."""
+        """The written file with its table, for find_extents. It is there only if the writer has `buckets`, and only
+        after the writer is closed."""
         assert self._buckets is not None
         return SpillFile(storage.base_name(self.path), self._key, self._table, self._buckets)
 
@@ -215,8 +217,8 @@ def find_extents(files: Iterable[SpillFile], *, folder: str, bucket: int) -> lis
     """Return the extents (byte ranges) with the documents of a bucket in spill files of `folder`. Raises TableError if
     a file has changed.
 
-    One row of the table of each file is read. If a row is for several buckets, its extents have documents of all of
-    them.
+    From each file, one row of the file's table is read. If several buckets share the row, the extents have documents of
+    all buckets that share it.
     """
     chosen = [file for file in files if 0 <= file.buckets.row_of(bucket) < file.buckets.rows and file.table.columns]
     rows = read_each(
@@ -260,9 +262,9 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
     ordered by id. Duplicates, copies of held-out documents, and the marks of held-out documents are left out.
 
     The result does not depend on how documents are spread over extents: of equal ids, the lowest source is taken.
-    `id_type` is the Arrow type of token ids. Memory holds one extent, and about 3.2 bytes a token and 4 bytes a
-    sentence of the distinct documents, whatever the number of duplicates. Of the arrays, only `word_starts` is copied
-    if an extent has no duplicates; the other arrays share the memory of the bytes read. Raises SpillError if a file has
+    `id_type` is the Arrow type of token ids. However many duplicates there are, memory holds one extent and the
+    distinct documents, with about 3.2 bytes a token and 4 bytes a sentence. If an extent has no duplicates, its
+    documents' arrays share the memory of the bytes read; only `word_starts` is copied. Raises SpillError if a file has
     changed since it was written.
     """
     sources: dict[bytes, int] = {}
@@ -333,8 +335,9 @@ def _make_document(name: bytes, columns: Sequence[npt.NDArray[Any]], source: int
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written. `bucket` is the number of its bucket (group of documents) or, in a file with
-    a table, the number of the table row of this bucket. `group` is the document's group (see Document), or its id."""
+    """A document that waits to be written. In a file without a table, `bucket` is the number of the document's bucket
+    (group of documents). In a file with a table, `bucket` is the number of the table row for this bucket. `group` is
+    the document's group (see Document), or its id if it has no group."""
 
     bucket: int
     document: TokenizedDocument
