@@ -120,11 +120,11 @@ def open_filesystem(url: StrPath) -> tuple[Any, str]:
 
 @contextmanager
 def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
-    """Turn pyarrow's errors about a store, if raised in the block, into a StorageError that names `url`, cause and
+    """If pyarrow raises an error about a store in the block, raise a StorageError instead that names `url`, cause and
     remedy.
 
-    Set `of_content` if the block also parses what it reads. OSErrors that do not come from the store then pass
-    unchanged.
+    Set `of_content` if the block also parses what it reads. OSErrors that do not come from the store are then left as
+    they are.
     """
     try:
         yield

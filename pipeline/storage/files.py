@@ -129,8 +129,8 @@ def make_folder(path: StrPath) -> None:
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
     """Write a whole file, which appears complete or not at all. `data` is bytes, or anything with the buffer protocol.
 
-    If the local folder of the file is missing, it is created if `make_folders` is true. If `make_folders` is false, a
-    missing folder raises OSError. This suits callers whose folder another process may remove on purpose.
+    A missing local folder of the file is created. If `make_folders` is false, a missing folder raises OSError instead.
+    This suits callers whose folder another process may remove on purpose.
     """
     if not is_url(path):
         with replace_file(local_path(path), make_folders=make_folders) as stream:

@@ -55,7 +55,7 @@ _LOCK = ".lock"
 
 
 class LeaseError(PassingError):
-    """Another command uses the output, or has taken it over."""
+    """Another command uses the output, or has taken over the lease on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The content of a file in FOLDER/lease. With this file, a command claims the lease (the right to write to an
-    output)."""
+    """The content of a file in FOLDER/lease. By writing such a file, a command claims the lease (the right to write to
+    an output)."""
 
     number: int
     """One more than the greatest number that the command saw in other claims."""
@@ -315,8 +315,8 @@ def _contend(
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
     """Return the claims whose commands may be alive. A claim is the file of a command that has the lease or wants it.
 
-    A claim is left out in three cases: a later holder of the lease has made it invalid, it is in `silent`, or its
-    process is known to be gone.
+    A claim is left out in three cases: a later holder of the lease has made the claim invalid, the claim is in
+    `silent`, or the claim's process is known to be gone.
     """
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
