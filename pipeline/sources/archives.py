@@ -190,9 +190,9 @@ def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A tar header that raises ReadError if it is damaged, or if its long name or extra records take more than a
-    megabyte. Without this check, tarfile takes a damaged header for the end of the archive, and reads long records into
-    memory."""
+    """A tar header that is checked when it is read. It raises ReadError if the header is damaged, or if its long name
+    or extra records take more than a megabyte. Without this check, tarfile takes a damaged header for the end of the
+    archive, and reads long records into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
@@ -317,9 +317,9 @@ def _is_zip(path: str | Path) -> bool:
 def _cut(
     path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
-    """Return splits of neighbouring members, each with about `split_bytes` of text. `sizes` has, for each member, the
-    pair (bytes in the archive, bytes of text). `places` has the start of each member and, as its last entry, the end of
-    the last member. A place is a member's number in a zip, and a byte of the file in a tar."""
+    """Return splits of neighbouring members, each with about `split_bytes` of text. `sizes` has a pair for each member:
+    (bytes in the archive, bytes of text). `places` says where each member starts, and its last entry is the end of the
+    last member. In a zip, a place is a member's number. In a tar, it is a byte of the file."""
     if not sizes:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     splits = []

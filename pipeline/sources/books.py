@@ -75,8 +75,8 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
 
 
 def _read_chapters(name: str, paragraphs: list[str], *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield one document for each chapter of a book if the source's setting `unit` is chapter, otherwise one for the
-    book. A Drop (a counted omission) stands for each sentence that is left out."""
+    """Yield one document for each chapter of a book if the source's setting `unit` is chapter. Otherwise yield one
+    document for the whole book. A Drop (a counted omission) stands for each sentence that is left out."""
     chapters = split_chapters(paragraphs) if source.unit == "chapter" else [paragraphs]
     if source.unit == "chapter" and len(chapters) == 1:
         yield Note("book_without_chapters", name)

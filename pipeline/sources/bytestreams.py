@@ -1,8 +1,8 @@
-"""Reads plain, .bz2 (any number of streams), .gz, .xz and .zst files in pieces; every error names file and offset.
+"""Reads plain, .bz2 (any number of streams), .gz, .xz and .zst files in pieces. Every error names file and offset.
 
-Memory is flat: a piece has at most PIECE_BYTES, however much the input expands. A file that ends inside a compressed
-stream is an error here. A file that ends between two streams looks complete here. Only a reader of its content can
-notice that something is missing.
+Memory is flat: a piece has at most PIECE_BYTES, however much the input expands. If a file ends inside a compressed
+stream, an error is raised. If a file was cut between two streams, no error is raised here. Only a reader of the content
+can then notice that something is missing.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def decode_block(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
-    """Yield every block that starts at or after byte `start` of a file, whichever stream of the file it belongs to.
+    """Yield every block that starts at or after byte `start` of a file. The blocks may belong to different streams of
+    the file.
 
     Raises ValueError naming the file and the byte if the data are truncated, corrupt, or expand too much.
     """
@@ -113,7 +114,8 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
 
 
 class _Window:
-    """The part of a file that is now in memory, and the positions in it where blocks begin or a stream ends (marks).
+    """The part of a file that is now in memory. It also has the marks in this part: the positions where a block begins
+    or a stream ends.
 
     The methods read more of the file if they need a later mark or byte.
     """

@@ -95,7 +95,7 @@ def _list_paragraphs(lines: list[str]) -> list[str]:
 
 class _Mark(NamedTuple):
     """A line that Project Gutenberg added, such as the beginning of its licence. `kind` is a key of _KINDS, or
-    "letterhead" (the title line of an e-text). A mark of kind "last" stands after the file's last line."""
+    "letterhead" (the title line of an e-text). The end of the file is a mark too, with the kind "last"."""
 
     line: int
     kind: str
@@ -175,8 +175,8 @@ def _lines_with(text: str, *, words: tuple[str, ...]) -> list[int]:
 
 def _find_marks(lines: list[str], *, among: list[int]) -> list[_Mark]:
     """Return the marks (lines that Project Gutenberg added), in order. Only the lines whose indices are in `among` are
-    examined. A letterhead (title line of an e-text) that does not name the work counts only at the beginning of a
-    paragraph."""
+    examined. A letterhead (title line of an e-text) usually names the work. If it does not, it counts only at the
+    beginning of a paragraph."""
     found = []
     for number in among:
         line = lines[number]
@@ -204,12 +204,12 @@ def _list_stretches(lines: list[str], *, marks: list[_Mark]) -> Iterator[_Stretc
 
 
 def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
-    """Return the books of a stretch, which is the text between two marks of Project Gutenberg. It has several books if
-    e-texts without end marks follow one another.
+    """Return the books of a stretch, which is the text between two marks of Project Gutenberg. A stretch has several
+    books if e-texts without end marks follow one another.
 
     A letterhead (title line of an e-text) after some text begins the next book. If the stretch ends with the header of
-    another e-text, this header is left out. Such a header begins with a letterhead, and mentions Project Gutenberg
-    again or names the file.
+    another e-text, this header is left out. A header is recognized by its letterhead and what follows: another line
+    that mentions Project Gutenberg, or the name of the file.
     """
     start, stop = stretch.first, stretch.closing.line
     books = []

@@ -42,7 +42,8 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
 
 
 def list_any_files(paths: Sequence[str], *, label: str) -> list[str]:
-    """Return every file that the paths name, as list_files does, but with any suffix."""
+    """Return every file that the paths name, whatever its suffix. The paths are files, folders, globs or URLs. Order
+    and errors are the same as in list_files."""
     return _list_paths(paths, kind="any", label=label)
 
 

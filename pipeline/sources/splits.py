@@ -79,9 +79,9 @@ def join_plentiful(splits: Sequence[Split]) -> list[Split]:
 
 
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
-    """Return the splits of each worker, for at most `workers` workers (a worker without splits is left out). Each
-    split, from the largest to the smallest, goes to the worker with the least text so far. So no worker gets more than
-    a fair share plus one split."""
+    """Divide the splits among at most `workers` workers, and return the splits of each worker. A worker without splits
+    is left out. Each split, from the largest to the smallest, goes to the worker with the least text so far. So no
+    worker gets more than a fair share plus one split."""
     dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
     least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):

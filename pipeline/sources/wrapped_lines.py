@@ -70,9 +70,9 @@ def _wrap_width(lines: list[str], *, measure: Callable[[str], int] = len) -> int
 
 
 def _join_lines(lines: list[str], *, width: int, measure: Callable[[str], int]) -> list[str]:
-    """Divide the lines into blocks, and return the paragraphs that _join_block (or _join_wide_block) makes of each
-    block. A block ends before a blank line, or before an indented line that follows a line without indent. `width` is
-    the wrap width."""
+    """Divide the lines of a book into blocks, rejoin the wrapped lines of each block, and return the paragraphs. A
+    block ends before a blank line, or before an indented line that follows a line without indent. `width` is the width
+    at which the lines are wrapped. `measure` is len, except for Chinese and Japanese."""
     paragraphs: list[str] = []
     block: list[str] = []
     was_indented = False
@@ -92,8 +92,8 @@ def _join_wide_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a Chinese or Japanese block, joined where a line ended only because it was full.
 
     A line ends a paragraph if the next character or word would have fitted well before the width. A line that begins
-    with an ideographic space begins a paragraph. The exception is a block whose lines are all indented: a line with two
-    or more such spaces then begins no paragraph.
+    with an ideographic space begins a paragraph. But if all lines of the block are indented, only a line with exactly
+    one such space begins a paragraph.
     """
     are_indented = [line.startswith("\u3000") for line in block]
     starts = [0]
