@@ -20,8 +20,8 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 
 
 class Match(NamedTuple):
-    """The document that a near duplicate resembles: its `name`, and the estimated `similarity` of the two (the share of
-    shingles, runs of words, that they have in common)."""
+    """Says which document a near duplicate resembles. `name` is the name of that document. `similarity` is the
+    estimated share of shingles (runs of words) that the two documents have in common."""
 
     name: str
     similarity: float

@@ -2,8 +2,8 @@
 documents out.
 
 A run is 13 words in a row. The runs of the given texts are hashed and written, sorted, to one file (10 bytes a run).
-Every worker maps this file into memory. Beside it, a worker holds a bitmap of at most 64 MiB, which shows for most runs
-of the corpus that they are not in the file. So a worker checks 15 MB of text a second.
+Every worker maps this file into memory. In addition, a worker holds a bitmap of at most 64 MiB. For most runs of the
+corpus, the bitmap already shows that they are not in the file. So a worker checks 15 MB of text a second.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return a short name for each path: as many of its last components as are needed to tell it from the other
-    paths."""
+    """Return a short name for each path. The name has as many of the path's last components as are needed to tell the
+    path from the other paths."""
     parts = [path.split("/") for path in paths]
     names = []
     for own in parts:
@@ -114,8 +114,8 @@ def _short_names(paths: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class HeldTexts:
-    """Holds the runs (13 words in a row) of all held texts, for look-up. `runs` has a hash of each run, sorted. `files`
-    has for each run the index of its file in `names`."""
+    """Holds the runs (13 words in a row) of all held texts, for look-up. `runs` has the hashes of the runs, sorted.
+    `files` says for each run in which file it is, as an index into `names`."""
 
     runs: draws.UInt64s
     files: npt.NDArray[np.uint16]

@@ -56,18 +56,18 @@ def write_matches(matches: Matches, *, folder: str, buckets: Buckets) -> MatchFi
 
 
 def join_matches(files: Sequence[MatchFile], *, part: int, folder: str, buckets: Buckets) -> MatchFile | None:
-    """Write each distinct match of one part of the buckets (groups of documents) once to a new file in `folder`. Return
-    the new file, or None if there are no matches. The matches are read from `files`, and `part` is the index of the
-    part."""
+    """Collect the matches (pairs of near duplicates) of one part of the buckets (groups of documents) from `files`.
+    Write each distinct match once to a new file in `folder`. Return the new file, or None if there are no matches.
+    `part` is the index of the part."""
     found = [np.zeros(0, MATCH_TYPE), *read_each(lambda file: _read_row(file, part), files, path_of=lambda f: f.path)]
     matches = distinct_matches(np.concatenate(found))
     return write_matches(matches, folder=folder, buckets=buckets) if matches.size else None
 
 
 def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, grouped: bool = False) -> MatchFile:
-    """Choose which near duplicates to leave out. For each document left out, write one match to a file at `path`, and
-    return this file. In the file, the matches of one bucket are together. `parts` are files from join_matches, and all
-    matches of a document are in one of these files.
+    """Choose which near duplicates to leave out. For each document left out, write one match (the document and a better
+    one that stays) to a file at `path`, and return this file. In the file, the matches of one bucket are together.
+    `parts` are files from join_matches, and all matches of a document are in one of these files.
 
     `grouped` says that documents have groups (see Document), and that a document is held out if its group is. Because a
     match does not name the group, the match is then written for both the training and the validation bucket of its
@@ -215,10 +215,11 @@ def _search_sorted(keys: draws.UInt64s, wanted: draws.UInt64s) -> npt.NDArray[np
 
 
 def _write_by_row(parts: Iterable[tuple[Matches, npt.NDArray[np.int64]]], *, rows: int, path: str) -> MatchFile:
-    """Write matches to a file at `path`, then a table of `rows` rows, and return this file. Each of `parts` has some
-    matches and the table row of each match.
+    """Write matches to a file at `path`, and after them a table that says where the matches of each table row are.
+    Return the file. Each of `parts` is a pair (some matches, the table row of each match), and `rows` says how many
+    rows the table has.
 
-    The matches of a row are written together, so all of them must be in one of `parts`.
+    The matches of a row are written together, so all of them must come from the same pair.
     """
     table = np.zeros((rows, 2), np.int64)
     with storage.open_output(path, in_place=True) as stream:

@@ -36,7 +36,8 @@ _ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
 
 
 class _Row(NamedTuple):
-    """A document (id, number of words, name) and its MinHash signature: the bytes of uint32[permutations]."""
+    """A document (id, number of words, name) and its MinHash signature, which is the bytes of an array
+    uint32[permutations]."""
 
     id: bytes
     words: int
