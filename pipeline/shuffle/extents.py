@@ -35,8 +35,8 @@ class BucketRange:
     width: int = 1
 
     def row_of(self, bucket: int) -> int:
-        """Return the number of the table row for a bucket. The number is outside range(rows) if the file does not have
-        the bucket."""
+        """Return the number of the table row for a bucket. If the file does not have the bucket, the result is negative
+        or at least `rows`."""
         return (bucket - self.first) // self.width
 
 

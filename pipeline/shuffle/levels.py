@@ -28,9 +28,9 @@ _TEXT_BYTES_A_JOIN = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A task of the second step, which divides ranges of buckets into single buckets. The task reads the documents of
-    the range `buckets` from a share of the spill files. `parts` says how many shares there are, and `part` is the index
-    of the task's share."""
+    """A task of the second step of the shuffle. This step divides ranges of buckets (groups of documents) into single
+    buckets. The task reads the documents of the range `buckets` from a share of the spill files. `parts` says how many
+    shares there are, and `part` is the index of the task's share."""
 
     buckets: BucketRange
     part: int
@@ -61,9 +61,9 @@ def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
 def join_spills(
     join: Join, *, files: Sequence[SpillFile], folder: str, buckets: Buckets, id_type: pa.DataType
 ) -> SpillFile:
-    """Do one task of the second step, which divides ranges of buckets into single buckets. Copy the documents of
-    join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return the new file.
-    Old and new files are in `folder`.
+    """Do one task of the second step of the shuffle, which divides ranges of buckets into single buckets. Copy the
+    documents of join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return
+    the new file. Old and new files are in `folder`.
 
     The content depends only on the content of `files`, not on their names. Memory holds one SpillWriter and one extent
     (byte range of a spill file).

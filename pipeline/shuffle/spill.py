@@ -67,11 +67,12 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The documents of some extents (byte ranges of spill files), in file order.
+    """The documents of some extents (byte ranges of spill files), in file order. Each array has an entry for each
+    document.
 
-    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) says how many tokens it has. An entry
+    `ids` (uint8[n, 16]) has the document's id, and `tokens` (int64[n]) says how many tokens the document has. An entry
     without tokens is a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the
-    index of each document's source in config.source_names. `groups` (uint8[n, 16]) has each document's group, or its id
+    index of the document's source in config.source_names. `groups` (uint8[n, 16]) has the document's group, or its id
     if it has no group.
     """
 
@@ -239,8 +240,8 @@ def _path(file: SpillFile, *, folder: str) -> str:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Return the index (ids, token counts and sources) of the documents in `extents` (byte ranges of spill files). The
-    tokens are not read."""
+    """Return the index (ids, token counts, sources and groups) of the documents in `extents` (byte ranges of spill
+    files). The tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
@@ -323,7 +324,7 @@ def _read_batches(
 
 
 def _documents_of(batch: pa.RecordBatch) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yield a list of three arrays for each row of `batch` (a document): its token ids, word starts and sentence
+    """Yield a list of three arrays for each document (a row of `batch`): token ids, word starts and sentence
     lengths."""
     columns = [_split_list(column) for column in batch.columns]
     return map(list, zip(*columns, strict=True)) if batch.num_rows else iter(())
@@ -376,8 +377,8 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
 
 
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Yield each extent with its bytes (if `index_alone`, with the bytes of its index only). From an object store,
-    several extents are fetched at the same time."""
+    """Yield each extent (byte range of a spill file) with its bytes. With `index_alone`, only the bytes of the extent's
+    index are read. From an object store, several extents are fetched at the same time."""
 
     def read(extent: Extent) -> pa.Buffer:
         num_bytes = extent.index_bytes if index_alone else extent.num_bytes
