@@ -62,7 +62,7 @@ def replaced_by(name: str) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that is raised in the block and names no file, such as "disk full"."""
+    """If the block raises an OSError that names no file, such as "disk full", add `path` to the error."""
     try:
         yield
     except OSError as error:

@@ -48,8 +48,8 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The name, size and time of a file. `name` is relative to the folder that was listed, with forward slashes; `size`
-    is in bytes, and `modified` in seconds since 1970."""
+    """The name, size and time of a file. `name` is the path relative to the folder that was listed, with forward
+    slashes. `size` is in bytes, and `modified` is in seconds since 1970."""
 
     name: str
     size: int
@@ -164,10 +164,10 @@ def fetch_file(path: StrPath, target: StrPath) -> None:
 
 @contextmanager
 def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a seekable file to write, which appears under its name if the block ends without an error.
+    """Yield a seekable file to write. The file appears under its name if the block ends without an error.
 
     For a store the content goes to a temporary file (in TMPDIR), which is then uploaded. With `in_place` a local file
-    is written directly under its name and removed on an error, which is enough if nobody reads the file before it is
+    is written directly under its name, and removed on an error. This is enough if nobody reads the file before it is
     complete.
     """
     if not is_url(path):
@@ -182,7 +182,8 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
 
 @contextmanager
 def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
-    """Yield a file to write sequentially, without a local copy. On a store only the data in transfer are in memory.
+    """Yield a file to write sequentially, without a local copy. On a store, memory holds only the data that are being
+    sent.
 
     If the block fails, part of the file may remain. So use this only for files that readers ignore until another file,
     which is written later, names them.

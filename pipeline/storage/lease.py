@@ -105,8 +105,8 @@ def hold(
     Yield the lease's token, a text that `held` checks. The folder is created if it is missing.
 
     If a command on another machine, or in another container, has the lease, call `say` with a message and wait for a
-    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is what messages
-    call the output (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss
+    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is the output's
+    name in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss
     with `say`, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
@@ -139,10 +139,11 @@ def hold(
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
     """Run the block only if `token` has the lease on `folder`, and raise LeaseError otherwise. In a local folder,
-    nobody can take over the lease while the block runs. On a store, the token is only checked right before the block.
+    nobody can take over the lease while the block runs. On a store, the token is checked only once, right before the
+    block.
 
-    If `token` is None, nothing is checked; this is for callers whose folder nobody else uses. `name` is what messages
-    call the output.
+    If `token` is None, nothing is checked; this is for callers whose folder nobody else uses. `name` is the output's
+    name in messages.
     """
     if token is None:
         yield
