@@ -90,9 +90,9 @@ def compression_of(path: str | Path) -> str:
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
     """Yield the decompressed content of a file in pieces, from byte `start` to byte `end` (-1: the end of the file).
 
-    In a compressed file, `start` must be the start of a compressed stream, and `end` the end of one. A zstd file is
-    always read whole. Raises ValueError naming the file and the byte offset if the data are truncated, corrupt or
-    expand too much.
+    In a compressed file, a compressed stream must begin at `start`, and a compressed stream must end at `end`. A zstd
+    file is always read whole. Raises ValueError naming the file and the byte offset if the data are truncated, corrupt
+    or expand too much.
     """
     compression = compression_of(path)
     with storage.open_input(path, read_ahead=_READ_AHEAD_BYTES) as file:

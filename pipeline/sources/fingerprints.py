@@ -1,9 +1,9 @@
 """Makes fingerprints of the input files. A rerun compares them to recognize whether a finished data set was built from
 the same files.
 
-Small files are hashed whole, large files at 64 evenly spaced places: 20 ms for any file. If a large file changes
-between those places and keeps its length, only its modification time (list_modified) shows the change, so that time is
-compared too. A file on an object store is not read: its size and entity tag are hashed.
+Small files are hashed whole. Large files are hashed at 64 evenly spaced places, which takes 20 ms for any file. If a
+large file changes between those places and keeps its length, only its modification time (list_modified) shows the
+change, so that time is compared too. A file on an object store is not read: its size and entity tag are hashed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def list_versions(paths: Iterable[str]) -> dict[str, str]:
 
 
 class ChangedInputError(ValueError):
-    """An input file was written while the build read that file. What the build made from its other input files can be
+    """An input file was written while the build read that file. What the build made from other input files can be
     kept."""
 
     keeps: Keeps = "unchanged_input"

@@ -135,10 +135,10 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield a document for each article of a split, in order. Between them, yield a Drop (a counted omission) for every
-    page that is not an article, and for every sentence that is left out.
+    """Yield a document for each article of a split, in order. Between the documents, yield a Drop (a counted omission)
+    for every page that is not an article, and for every sentence that is left out.
 
-    Raises RuntimeError naming file and page if the conversion has a bug.
+    Raises RuntimeError naming file and page if a page cannot be converted because of a bug.
     """
     size = storage.size_of(split.path)
     is_part = split.start > 0 or split.end not in (-1, size)
@@ -209,8 +209,8 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
-    """Return the names of namespaces and redirects in a wiki. They are the names in the dump's siteinfo, and the names
-    known for the dump's language and for `language`."""
+    """Return the names of namespaces and redirects in a wiki. The dump's siteinfo gives some of the names. The names
+    known for the dump's language and for `language` are added."""
     languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
     # All are united, because a siteinfo in another language must not hide the configured language's known names.
     return wiki_names(sorted(languages), siteinfo=site.namespaces)
