@@ -42,8 +42,8 @@ class MatchFile:
 
 
 def count_parts(buckets: Buckets) -> int:
-    """Return the number of parts into which the buckets are divided. It is also the number of partitions of the band
-    keys (hashes of parts of signatures)."""
+    """Return the number of parts into which the buckets (groups of documents) are divided. There are as many partitions
+    of the band keys (hashes of parts of signatures)."""
     return min(buckets.total, MOST_PARTS)
 
 
