@@ -2,10 +2,10 @@
 step.
 
 In one step, each split (part of the input) is divided into all buckets. If there are many buckets, a split of 32 MB has
-only about one document for each bucket, so every document costs a read. With two steps, the first step divides each
-split only into ranges of about sqrt(buckets) buckets. The second step reads one range from some of the spill files, and
-divides it into its buckets. The second step copies the tokens once more. It costs about a tenth of a build's CPU time,
-and as much disk as the first step.
+only about one document for each bucket, so almost every document must be read on its own. With two steps, the first
+step divides each split only into ranges of about sqrt(buckets) buckets. The second step reads one range from some of
+the spill files, and divides it into its buckets. The second step copies the tokens once more. It costs about a tenth of
+a build's CPU time, and as much disk as the first step.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Says for people where a document comes from. `source` is an index into config.sources, `name` is the document's
-    name, and `text` is its text or the beginning of its text."""
+    """Tells people where a document comes from. `source` is an index into config.sources, `name` is the document's
+    name, and `text` is the document's text or the beginning of the text."""
 
     source: int = 0
     name: str = ""
@@ -298,7 +298,7 @@ def read_with_origins(
     """Yield (document, origin, group) for every document in `extents` (byte ranges of spill files), in order. If a
     document has no group (see Document), its id takes the place of the group.
 
-    Duplicates are included, and so are marks of held-out documents, as documents without tokens. Memory holds one
+    Duplicates are included. Marks of held-out documents are included too, as documents without tokens. Memory holds one
     extent. Raises SpillError if a file has changed since it was written.
     """
     for index, batch in _read_batches(extents, id_type=id_type):
