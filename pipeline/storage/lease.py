@@ -180,9 +180,9 @@ def take(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease on `folder`, which is the first step of `hold`, and return this process as the lease's holder.
-    Raises LeaseError if another command has the lease and is alive, and KeyboardInterrupt if `stop` receives a signal
-    during the wait for that command."""
+    """Take the lease on `folder`, and return this process as the lease's holder. The function `hold` begins with this
+    step. Raises LeaseError if another command has the lease and is alive, and KeyboardInterrupt if `stop` receives a
+    signal during the wait for that command."""
     folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
     silent: set[Claim] = set()
