@@ -30,8 +30,8 @@ _BITS_PER_RUN, _MOST_BITS = 16, 29
 
 
 class HeldFile(NamedTuple):
-    """Says how many texts were found in a file of texts to hold out. `name` is a short name of the file. `runs` is the
-    number of distinct runs (13 words in a row) in its texts."""
+    """Says how many texts and runs (13 words in a row) were found in a file, such as an evaluation set. `name` is a
+    short name of the file. `runs` says how many distinct runs the texts have."""
 
     name: str
     texts: int
@@ -42,8 +42,8 @@ class HeldFile(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A passage of a document that is in a held text too. `file` is the short name of the held text's file, and `words`
-    are the words of the passage."""
+    """A passage of a document that also occurs in a held text (a text of an evaluation set). `file` is the short name
+    of the held text's file, and `words` are the words of the passage."""
 
     file: str
     words: str
@@ -114,8 +114,8 @@ def _short_names(paths: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class HeldTexts:
-    """Holds the runs (13 words in a row) of all held texts, for look-up. `runs` has the hashes of the runs, sorted.
-    `files` says for each run in which file it is, as an index into `names`."""
+    """Holds the runs (13 words in a row) of all held texts (texts of evaluation sets), for look-up. `runs` has the
+    hashes of the runs, sorted. `files` says for each run in which file it is, as an index into `names`."""
 
     runs: draws.UInt64s
     files: npt.NDArray[np.uint16]
@@ -125,8 +125,8 @@ class HeldTexts:
     hasher: RunHasher
 
     def find(self, sentences: Sequence[str]) -> Match | None:
-        """Return the first passage of a document that is also in a held text, or None if there is no such passage.
-        `sentences` are the document's text."""
+        """Return the first passage of a document that is also in a held text (a text of an evaluation set), or None if
+        there is no such passage. `sentences` are the document's text."""
         for runs in self.hasher.hash_text(sentences):
             bits = runs.hashes >> self.shift
             may_be = np.flatnonzero(self.bitmap[bits >> np.uint64(3)] & _bit(bits))
@@ -142,8 +142,8 @@ class HeldTexts:
 
 @lru_cache(maxsize=1)
 def open_runs(path: str) -> HeldTexts:
-    """Return the runs in a file that write_runs wrote. A local file is mapped into memory, so that all workers of a
-    machine share this memory."""
+    """Return the runs (13 words in a row) in a file that write_runs wrote. A local file is mapped into memory, so that
+    all workers of a machine share this memory."""
     source = storage.read_bytes(path) if storage.is_url(path) else pa.memory_map(path)
     reader = pa.ipc.open_file(source)
     batch = reader.get_batch(0)

@@ -80,11 +80,11 @@ class Signer:
 @cache
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """Return (number of bands of a signature, number of entries in each band). The second number is called rows.
+    `permutations` is the number of entries of a signature.
 
     Two documents are compared if they agree in a whole band. With more rows, fewer documents are compared, but more
-    near duplicates are missed. So the result has as many rows as possible, as long as two documents whose similarity is
-    `threshold` are still compared with at least 98% probability. `permutations` is the number of entries of a
-    signature.
+    near duplicates are missed. The result has the most rows with which two documents of similarity `threshold` are
+    still compared with at least 98% probability.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows

@@ -3,7 +3,7 @@
 Case and punctuation make no difference. In scripts without spaces between words, a run has as many characters as 13
 words usually have: 26 Chinese or Japanese characters, or 52 Thai, Lao, Khmer or Burmese ones. In mixed text, such a
 character counts as half or a quarter of a word. Hashes have 64 bits. If the 100 billion runs of a corpus are compared
-with 10 million held runs, the probability of a false match is below one in ten.
+with 10 million runs of evaluation sets, the probability of a false match is below one in ten.
 """
 
 from __future__ import annotations
