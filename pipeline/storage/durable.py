@@ -84,8 +84,8 @@ def put_in_place(temporary: Path, *, final: Path) -> Path | None:
     return the path where this old folder is now, so that the caller can remove it. Otherwise return None.
 
     On a system that can exchange two folders, `final` is whole at every moment. On other systems, two renames are
-    needed. If the process is killed between the two renames, there is no folder at `final`. The old folder is then
-    beside it, and its name is the name of `final` with ASIDE in front.
+    needed. If the process is killed between the two renames, there is no folder at `final`. The old folder is then in
+    the same parent folder, under the name of `final` with ASIDE in front.
     """
     replaced = None
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
