@@ -1,8 +1,8 @@
 """Reads the members of .zip and .tar archives, compressed or not, in place: nothing is unpacked to disk.
 
 Several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is one stream:
-each of its n splits decompresses all of it and takes every n-th member. For xz this costs little, because it is read at
-60 MB/s, 30 times as fast as the text is prepared afterwards.
+each of its n splits decompresses all of it and takes every n-th member. For xz this costs little. It is read at 60
+MB/s, and preparing the text takes 30 times as long.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 class Member(NamedTuple):
-    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file was refused
-    unread. If it was refused, `reason` (the name of a drop counter) and `detail` say why."""
+    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file was refused and
+    not read. If it was refused, `reason` (the name of a drop counter) and `detail` say why."""
 
     name: str
     data: bytes | None

@@ -122,7 +122,7 @@ def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]
     A book follows a start mark or the end of small print. It ends at the next mark, or at the letterhead (title line)
     of the next e-text. If the licence stands directly after the start mark, the book follows the licence. A short text
     before a longer one, such as a title between small print and start mark, is front matter and is left out. A text
-    outside of all e-texts is a book too if it has at least _FEWEST_LINES.
+    outside of all e-texts is a book too if it has at least _FEWEST_LINES lines.
     """
     books: list[list[str]] = []
     has_start = any(mark.kind in ("start", "print_end") for mark in marks)
@@ -208,8 +208,8 @@ def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
     books if e-texts without end marks follow one another.
 
     A letterhead (title line of an e-text) after some text begins the next book. If the stretch ends with the header of
-    another e-text, this header is left out. A header is recognized by its letterhead and what follows: another line
-    that mentions Project Gutenberg, or the name of the file.
+    another e-text, this header is left out. A header begins with a letterhead. After the letterhead, it mentions
+    Project Gutenberg or gives the name of the file.
     """
     start, stop = stretch.first, stretch.closing.line
     books = []

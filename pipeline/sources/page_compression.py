@@ -119,7 +119,8 @@ def take_byte(stream: IO[bytes] | io.RawIOBase) -> int:
 
 
 def read_varint(stream: IO[bytes] | io.RawIOBase) -> int:
-    """Return the next number of a stream, which is stored as a varint: 7 bits in each byte, the lowest first."""
+    """Return the next number of a stream. It is stored as a varint, with 7 bits in each byte and the lowest bits
+    first."""
     value = shift = 0
     while True:
         byte = take_byte(stream)

@@ -137,8 +137,9 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
 
 
 def _has_other_models_only(drops: Mapping[str, int]) -> bool:
-    """Return whether pages were dropped because their content is not wikitext, and every other drop was a redirect or a
-    page outside the main namespace. `drops` counts the dropped pages by reason."""
+    """Return whether a dump has no wikitext in its articles, like the dump of Wikidata. This is so if pages were
+    dropped because their content is not wikitext, and every other drop was a redirect or a page outside the main
+    namespace. `drops` counts the dropped pages by reason."""
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 
