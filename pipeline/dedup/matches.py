@@ -100,15 +100,16 @@ def choose_dropped(matches: Matches) -> Matches:
 
 
 def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]:
-    """Choose which near duplicates to leave out, from matches (each says that a document resembles a better one). For
-    each function in `parts`, yield an array with one match for each document of this part that is left out.
+    """Choose which near duplicates to leave out, from matches (each says that a document resembles a better one). Each
+    function in `parts` returns a part of the matches. For each part, yield an array with one match for each of its
+    documents that is left out.
 
-    Each function returns distinct matches, ordered by id, and all matches of a document come from one function. Each
-    function is called three times, so that memory never holds the matches of more than one part. In addition, it holds
-    30 bytes for each match of any part. Documents are visited from the best rank (most words, then the smaller id) to
-    the worst. A document is left out if it matches a better document that stays. So no document is dropped in favour of
-    a document that is dropped too. Documents are told apart by a 64-bit hash of their ids. Among 20 million documents,
-    two have the same hash with probability 1e-5.
+    The matches of a part are distinct and ordered by id, and all matches of a document are in one part. Each function
+    is called three times, so that memory never holds more than one part. In addition, memory holds 30 bytes for each
+    match of all parts. Documents are visited from the best rank (most words, then the smaller id) to the worst. A
+    document is left out if it matches a better document that stays. So no document is dropped in favour of a document
+    that is dropped too. Documents are told apart by a 64-bit hash of their ids. Among 20 million documents, two have
+    the same hash with probability 1e-5.
     """
     keys, rank = _rank_documents(parts)
     order = np.argsort(keys).astype(np.int32)
