@@ -1,5 +1,5 @@
-"""Types that say where documents lie in spill files (intermediate files of a build): byte ranges, and files with
-tables. Pure."""
+"""Types that describe spill files (intermediate files of a build) and the byte ranges where their documents lie.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
 An extent is a byte range of a spill file with documents of one bucket (group of documents), or of neighbouring buckets.
-It has two Arrow messages: an index (id, number of tokens and origin of each document), which can be read without the
-tokens, and the tokens. A table at the end of the file says where the extents of each bucket lie. So only the names of
-spill files cross Beam's shuffle, however many extents there are. A writer holds at most FLUSH_TOKENS tokens and one
-more document in memory.
+It consists of two Arrow messages. The first is an index (id, number of tokens and origin of each document), and the
+second has the tokens. The index can be read without the tokens. A table at the end of the file says where the extents
+of each bucket lie. So only the names of spill files cross Beam's shuffle, however many extents there are. A writer
+holds at most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
