@@ -101,7 +101,7 @@ def hold(
     note_loss: Callable[[], object] = lambda: None,
     name: str = "",
 ) -> Iterator[str]:
-    """Take the lease on `folder` (the right to write there alone), keep it alive inside the block and give it back.
+    """Take the lease on `folder` (only its holder may write there), keep it alive inside the block and give it back.
     Yield the lease's token, a text that `held` checks. The folder is created if it is missing.
 
     If a command on another machine, or in another container, has the lease, call `say` with a message and wait for a
