@@ -70,8 +70,8 @@ def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None)
 
 
 def _next_stream(path: str | Path, position: int) -> int | None:
-    """Find the first compressed stream at or after byte `position` that begins with a page, and return its offset.
-    Return None if none of the next _MOST_TRIED_STREAMS streams begins with a page."""
+    """Search from byte `position` on for a compressed stream that begins with a page. Return the offset of the first
+    such stream, or None if none of the next _MOST_TRIED_STREAMS streams begins with a page."""
     for _ in range(_MOST_TRIED_STREAMS):
         found = _search(path, position, _STREAM)
         if found is None:
