@@ -312,7 +312,8 @@ def read_with_origins(
 def _read_batches(
     extents: Iterable[Extent], *, id_type: pa.DataType
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield the index and the tokens of each extent. Raises SpillError if a file has changed."""
+    """Yield the index and the tokens of each extent (byte range of a spill file). Raises SpillError if a file has
+    changed."""
     schema = _documents_schema(id_type)
     for extent, buffer in _read_each(extents, index_alone=False):
         if zlib.crc32(buffer) != extent.checksum:
