@@ -27,7 +27,7 @@ MOST_MEMBER_BYTES = 256 << 20
 SPLIT_TEXT_BYTES = 16 << 20
 _MOST_PARTS = 32
 TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
-"""Estimated bytes of text per byte of a book's file, by compression."""
+"""For each compression, the estimated bytes of text per byte of a book's file."""
 _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pipeline.documents import Document, Drop, hash_texts
 
 RUN_CHARACTERS = 2_000_000
-"""Documents of a fixed number of lines are grouped until they have so many characters: more than most novels have."""
+"""If documents were cut every few lines, they are grouped until a group has this number of characters. Most novels are
+shorter."""
 
 
 def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:

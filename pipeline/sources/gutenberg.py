@@ -55,7 +55,7 @@ _IN_MARKS = (
 _OF_GUTENBERG = re.compile(r"PROJE[CK]?T GUTENBERG|GUTENBERG\.(?:ORG|NET)", re.I)
 _LONGEST_HEADER, _LONGEST_LETTERHEAD, _FEWEST_BEFORE_LETTERHEAD = 600, 30, 10
 _FEWEST_LINES = 50
-"""Text outside of all e-texts is a book of its own if it has as many lines that are not blank."""
+"""Text outside of all e-texts is a book of its own if it has at least this number of lines that are not blank."""
 _CREDITS = re.compile(
     r"(?:produced by|this (?:e-?text|e-?book|file) was (?:produced|prepared|created)|e-?text prepared by|prepared by"
     r"|transcribed (?:by|from)|html version by|\[?this file last updated)",

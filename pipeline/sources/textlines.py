@@ -25,7 +25,7 @@ LONGEST_LINE = 64 << 20
 _LINE = re.compile(rb"[^\r\n]*(?:\r{0,2}\n|\r)|[^\r\n]+")
 _LOOK_BYTES = 1 << 16  # more than enough for the end of a line
 TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
-"""Estimated bytes of plain text per byte of a file, by compression; it only affects how work is divided."""
+"""For each compression, the estimated bytes of plain text per byte of a file. It affects only how work is divided."""
 
 
 def split_lines(
