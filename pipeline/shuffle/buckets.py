@@ -97,7 +97,7 @@ class BucketCount:
     tokens: int
     lowest: tuple[int, ...]
     highest: int = _HASH_RANGE
-    """The largest hash from `membership`."""
+    """The largest hash among the bucket's documents."""
 
 
 @dataclass(frozen=True)

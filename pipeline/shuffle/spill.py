@@ -46,7 +46,7 @@ _INDEX = pa.schema(
 )
 
 _EXTENT_NUMBERS = 4
-"""Numbers of an extent in a table: all its fields but the path."""
+"""How many numbers a table has for an extent: one for each field except the path."""
 
 
 class SpillError(PassingError):
