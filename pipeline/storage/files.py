@@ -283,8 +283,8 @@ def exists(path: StrPath) -> bool:
 
 
 def file_version(path: StrPath) -> str:
-    """Return a text that changes when the file is rewritten. It is made from the file's size and its entity tag on the
-    store. A file without an entity tag has its modification time in the text instead."""
+    """Return a text that changes when the file is rewritten. The text is made from the file's size and, on a store, its
+    entity tag. If there is no entity tag, the modification time is used instead."""
     if is_url(path):
         with open_native(path) as stream, name_errors(path):
             size = stream.size()
