@@ -20,8 +20,8 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 
 
 class Match(NamedTuple):
-    """The document that a near duplicate resembles: its `name`, and the estimated `similarity` of the two (the share of
-    shingles, runs of words, that they have in common)."""
+    """Says which document a near duplicate resembles. `name` is the name of that document. `similarity` is the
+    estimated share of shingles (runs of words) that the two documents have in common."""
 
     name: str
     similarity: float
@@ -32,7 +32,7 @@ class Match(NamedTuple):
 
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
     """Return counts and examples of the documents in `extents` (ranges of spill files) that are dropped as copies or
-    near duplicates. Write these documents to `rejects` (the files of documents left out).
+    near duplicates. Write the dropped documents to `rejects` (the files of documents left out).
 
     `near` maps the id of each near duplicate to its match. Of several copies of a text, one is kept: the first by index
     into config.source_names, then by name, then by index into config.sources. If a held-out document has the same text,
@@ -67,8 +67,8 @@ class _First(NamedTuple):
 
 
 def _choose_first(extents: Sequence[Extent], *, copies: frozenset[bytes]) -> dict[bytes, _First]:
-    """Return a dict with the copy to keep of each text. `copies` has the ids (hashes) of the texts, which are the keys
-    of the dict."""
+    """Choose which copy of each text to keep, and return {id of the text: copy to keep}. `copies` has the ids (hashes)
+    of the texts that occur more than once."""
     first: dict[bytes, _First] = {}
     for name, number, origin in read_origins(extents) if copies else ():
         if name in copies:

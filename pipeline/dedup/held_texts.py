@@ -2,8 +2,8 @@
 documents out.
 
 A run is 13 words in a row. The runs of the given texts are hashed and written, sorted, to one file (10 bytes a run).
-Every worker maps this file into memory. Beside it, a worker holds a bitmap of at most 64 MiB, which shows for most runs
-of the corpus that they are not in the file. So a worker checks 15 MB of text a second.
+Every worker maps this file into memory. In addition, a worker holds a bitmap of at most 64 MiB. For most runs of the
+corpus, the bitmap already shows that they are not in the file. So a worker checks 15 MB of text a second.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _BITS_PER_RUN, _MOST_BITS = 16, 29
 
 
 class HeldFile(NamedTuple):
-    """A file of texts to hold out: its short name, and the numbers of its texts and of their runs (13 words in a
-    row)."""
+    """Says how many texts and runs (13 words in a row) were found in a file, such as an evaluation set. `name` is a
+    short name of the file. `runs` says how many distinct runs the texts have."""
 
     name: str
     texts: int
@@ -42,18 +42,18 @@ class HeldFile(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A passage of a document that is in a held text too. `file` is the short name of the held text's file, and `words`
-    are the words of the passage."""
+    """A passage of a document that also occurs in a held text (a text of an evaluation set). `file` is the short name
+    of the held text's file, and `words` are the words of the passage."""
 
     file: str
     words: str
 
 
 def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
-    """Write the runs (13 words in a row) of all texts in the files `paths` to the file `target`. Return what was found
-    in each of `paths`.
+    """Write the runs (13 words in a row) of all texts in the files `paths` to the file `target`. Return a HeldFile for
+    each path, which says how many texts and runs were found.
 
-    If several of `paths` have the same run, the run counts for the first of them. Raises ValueError if a file has no
+    If several files have the same run, the run counts for the first of these files. Raises ValueError if a file has no
     words, or if there are more than MOST_RUNS runs.
     """
     names = _short_names(paths)
@@ -100,8 +100,8 @@ def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return a short name for each path: as many of its last components as are needed to tell it from the other
-    paths."""
+    """Return a short name for each path. The name has as many of the path's last components as are needed to tell the
+    path from the other paths."""
     parts = [path.split("/") for path in paths]
     names = []
     for own in parts:
@@ -114,8 +114,8 @@ def _short_names(paths: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class HeldTexts:
-    """Holds the runs (13 words in a row) of all held texts, for look-up. `runs` has a hash of each run, sorted. `files`
-    has for each run the index of its file in `names`."""
+    """Holds the runs (13 words in a row) of all held texts (texts of evaluation sets), for look-up. `runs` has the
+    hashes of the runs, sorted. `files` says for each run in which file it is, as an index into `names`."""
 
     runs: draws.UInt64s
     files: npt.NDArray[np.uint16]
@@ -125,8 +125,8 @@ class HeldTexts:
     hasher: RunHasher
 
     def find(self, sentences: Sequence[str]) -> Match | None:
-        """Return the first passage of a document that is also in a held text, or None if there is no such passage.
-        `sentences` are the document's text."""
+        """Return the first passage of a document that is also in a held text (a text of an evaluation set), or None if
+        there is no such passage. `sentences` are the document's text."""
         for runs in self.hasher.hash_text(sentences):
             bits = runs.hashes >> self.shift
             may_be = np.flatnonzero(self.bitmap[bits >> np.uint64(3)] & _bit(bits))
@@ -142,8 +142,8 @@ class HeldTexts:
 
 @lru_cache(maxsize=1)
 def open_runs(path: str) -> HeldTexts:
-    """Return the runs in a file that write_runs wrote. A local file is mapped into memory, so that all workers of a
-    machine share this memory."""
+    """Return the runs (13 words in a row) in a file that write_runs wrote. A local file is mapped into memory, so that
+    all workers of a machine share this memory."""
     source = storage.read_bytes(path) if storage.is_url(path) else pa.memory_map(path)
     reader = pa.ipc.open_file(source)
     batch = reader.get_batch(0)

@@ -1,10 +1,10 @@
 """Decides which near duplicates to leave out, in time linear in the number of matches. A match says that a document
 resembles a better one.
 
-Matches are found in parallel, by band key (a hash of part of a signature), so a match may be found several times. Each
-match is written by the bucket (group of documents) of its document. Therefore repeated matches can be dropped in
-parallel, for one part of the buckets at a time. Only the decision itself is one task. Measured: 1.2 CPU seconds and 189
-MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
+Matches are found in parallel, by band key (a hash of part of a signature), so a match may be found several times. To
+drop repeated matches, matches are sorted by the bucket (group of documents) of their document. Equal matches then meet,
+and the parts of the buckets can be processed in parallel. Only the decision itself is one task. Measured: 1.2 CPU
+seconds and 189 MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
 """
 
 from __future__ import annotations
@@ -35,42 +35,43 @@ Matches = npt.NDArray[Any]
 class MatchFile:
     """A file of matches (records of MATCH_TYPE, each for a pair of near duplicates) with a table at its end. In a file
     from write_dropped, the table has a row for each bucket. In other files, it has a row for each part of the buckets.
-    A row has the byte offset and the number of the matches."""
+    A row says at which byte its matches begin, and how many matches it has."""
 
     path: str
     table: Table
 
 
 def count_parts(buckets: Buckets) -> int:
-    """Return the number of parts into which the buckets are divided. It is also the number of partitions of the band
-    keys (hashes of parts of signatures)."""
+    """Return the number of parts into which the buckets (groups of documents) are divided. There are as many partitions
+    of the band keys (hashes of parts of signatures)."""
     return min(buckets.total, MOST_PARTS)
 
 
 def write_matches(matches: Matches, *, folder: str, buckets: Buckets) -> MatchFile:
-    """Write matches (pairs of near duplicates) to a new file in `folder`, and return this file. All buckets are divided
-    into parts. Matches are written together if the buckets of their documents are in the same part."""
+    """Write matches (pairs of near duplicates) to a new file in `folder`, and return this file. The buckets (groups of
+    documents) are divided into parts. In the file, all matches of documents from one part are together."""
     parts = count_parts(buckets)
     rows = buckets.buckets_of(matches["id"]) % parts
     return _write_by_row([(matches, rows)], rows=parts, path=storage.join(folder, f"matches-{uuid.uuid4().hex[:16]}"))
 
 
 def join_matches(files: Sequence[MatchFile], *, part: int, folder: str, buckets: Buckets) -> MatchFile | None:
-    """Read the matches of part number `part` of the buckets from `files`, and write each distinct match once to a new
-    file in `folder`. Return this file, or None if there are no matches."""
+    """Collect the matches (pairs of near duplicates) of one part of the buckets (groups of documents) from `files`.
+    Write each distinct match once to a new file in `folder`. Return the new file, or None if there are no matches.
+    `part` is the index of the part."""
     found = [np.zeros(0, MATCH_TYPE), *read_each(lambda file: _read_row(file, part), files, path_of=lambda f: f.path)]
     matches = distinct_matches(np.concatenate(found))
     return write_matches(matches, folder=folder, buckets=buckets) if matches.size else None
 
 
 def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, grouped: bool = False) -> MatchFile:
-    """Choose which near duplicates to leave out. For each document left out, write one match to a file at `path`, and
-    return this file. In the file, the matches of one bucket are together. `parts` are files from join_matches, and all
-    matches of a document are in one of these files.
+    """Choose which near duplicates to leave out. For each document left out, write one match (the document and a better
+    one that stays) to a file at `path`, and return this file. In the file, the matches of one bucket are together.
+    `parts` are files from join_matches, and all matches of a document are in one of these files.
 
-    With `grouped`, a document may be held out because its group is (see Document). Because a match does not name the
-    group, the match is then written for both the training and the validation bucket of its document. Memory holds all
-    matches written.
+    `grouped` says that documents have groups (see Document), and that a document is held out if its group is. Because a
+    match does not name the group, the match is then written for both the training and the validation bucket of its
+    document. Memory holds all matches written.
     """
     chosen = choose_in_parts([partial(_read_all, file) for file in parts])
     if not grouped:
@@ -82,8 +83,8 @@ def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, gr
 
 
 def read_dropped(file: MatchFile, *, buckets: Sequence[int]) -> dict[bytes, Match]:
-    """Return a dict from the id of each document to leave out to its match, for the documents in some `buckets`. The
-    match names the document that stays. `file` comes from write_dropped."""
+    """Return {id: match} for each document to leave out from the given buckets. The match names the document that
+    stays. `file` comes from write_dropped."""
     found = np.concatenate([np.zeros(0, MATCH_TYPE), *(_read_row(file, bucket) for bucket in buckets)])
     return {
         row["id"].tobytes(): Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))
@@ -99,15 +100,16 @@ def choose_dropped(matches: Matches) -> Matches:
 
 
 def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]:
-    """Choose which near duplicates to leave out. For each function in `parts`, yield an array with one match for each
-    document left out.
+    """Choose which near duplicates to leave out, from matches (each says that a document resembles a better one). Each
+    function in `parts` returns a part of the matches. For each part, yield an array with one match for each of its
+    documents that is left out.
 
-    Each function returns distinct matches, ordered by id, and all matches of a document come from one function. Each
-    function is called three times, so that memory holds the matches of only one part, and 30 bytes for every match.
-    Documents are visited from the best rank (most words, then the smaller id) to the worst. A document is left out if
-    it matches a better document that stays, so no document is dropped in favour of a document that is dropped too.
-    Documents are told apart by a 64-bit hash of their ids. Among 20 million documents, two have the same hash with
-    probability 1e-5.
+    The matches of a part are distinct and ordered by id, and all matches of a document are in one part. Each function
+    is called three times, so that memory never holds more than one part. In addition, memory holds 30 bytes for each
+    match of all parts. Documents are visited from the best rank (most words, then the smaller id) to the worst. A
+    document is left out if it matches a better document that stays. So no document is dropped in favour of a document
+    that is dropped too. Documents are told apart by a 64-bit hash of their ids. Among 20 million documents, two have
+    the same hash with probability 1e-5.
     """
     keys, rank = _rank_documents(parts)
     order = np.argsort(keys).astype(np.int32)
@@ -145,8 +147,8 @@ def distinct_matches(matches: Matches) -> Matches:
 
 
 def _decide(owner: npt.NDArray[np.int32], better: npt.NDArray[np.int32], *, rank: npt.NDArray[np.int32]) -> Any:
-    """Return uint8[documents + 1]: 1 for each document to leave out. The last entry is 0; it is for all documents that
-    resemble no better document.
+    """Return uint8[documents + 1]: 1 for each document to leave out, and 0 for each that stays. The last entry is
+    always 0. It stands for all documents that resemble no better document.
 
     Match number i says that document owner[i] resembles the better document better[i]. `rank` has the rank of each
     document (0 is the best).
@@ -214,10 +216,11 @@ def _search_sorted(keys: draws.UInt64s, wanted: draws.UInt64s) -> npt.NDArray[np
 
 
 def _write_by_row(parts: Iterable[tuple[Matches, npt.NDArray[np.int64]]], *, rows: int, path: str) -> MatchFile:
-    """Write matches to a file at `path`, then a table of `rows` rows, and return this file. Each of `parts` has some
-    matches and the table row of each match.
+    """Write matches to a file at `path`, and after them a table that says where the matches of each table row are.
+    Return the file. Each of `parts` is a pair (some matches, the table row of each match), and `rows` says how many
+    rows the table has.
 
-    The matches of a row are written together, so all of them must be in one of `parts`.
+    The matches of a row are written together, so all of them must come from the same pair.
     """
     table = np.zeros((rows, 2), np.int64)
     with storage.open_output(path, in_place=True) as stream:

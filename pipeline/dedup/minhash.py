@@ -80,11 +80,11 @@ class Signer:
 @cache
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """Return (number of bands of a signature, number of entries in each band). The second number is called rows.
+    `permutations` is the number of entries of a signature.
 
     Two documents are compared if they agree in a whole band. With more rows, fewer documents are compared, but more
-    near duplicates are missed. So the result has as many rows as possible, as long as two documents whose similarity is
-    `threshold` are still compared with at least 98% probability. `permutations` is the number of entries of a
-    signature.
+    near duplicates are missed. The result has the most rows with which two documents of similarity `threshold` are
+    still compared with at least 98% probability.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
@@ -114,10 +114,11 @@ def compare_group(
     """Return the pairs of near duplicates among documents that share a band key (a hash of part of a signature), as
     records of MATCH_TYPE.
 
-    `ids`, `words` (numbers of words), `names` and `signatures` have an entry for each document. Documents are ranked:
-    the one with most words is best, and among equals the one with the lowest id. Each document is compared with the 16
-    best of all documents and with the 16 ranked just before it, so the cost is linear in the number of documents. At
-    most four better-ranked documents are recorded for each document. Copies (equal ids) count as one document.
+    `ids`, `words` (how many words a document has), `names` and `signatures` have an entry for each document. Documents
+    are ranked: the one with most words is best, and among equals the one with the lowest id. Each document is compared
+    with the 16 best of all documents and with the 16 ranked just before it, so the cost is linear in the number of
+    documents. At most four better-ranked documents are recorded for each document. Copies (equal ids) count as one
+    document.
     """
     first = {ids[index]: index for index in sorted(range(len(ids)), key=lambda index: names[index], reverse=True)}
     ranked = sorted(first.values(), key=lambda index: (-words[index], ids[index]))

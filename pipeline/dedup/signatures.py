@@ -1,5 +1,5 @@
-"""Files of the search for near duplicates. Each split (part of the input) has a file of signatures and a file of band
-keys.
+"""Writes and reads the files of the search for near duplicates. For each split (part of the input) there are a file of
+signatures and a file of band keys.
 
 A band key is a hash of part of a signature, and its value modulo the number of partitions selects a partition. So
 documents that share a key meet in one partition, which loads the signatures of these documents only. A table at the end
@@ -36,7 +36,8 @@ _ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
 
 
 class _Row(NamedTuple):
-    """A document (id, number of words, name) and its MinHash signature: the bytes of uint32[permutations]."""
+    """A document (id, number of words, name) and its MinHash signature, which is the bytes of an array
+    uint32[permutations]."""
 
     id: bytes
     words: int
@@ -48,8 +49,8 @@ class _Row(NamedTuple):
 class BandExtent:
     """Says where some band keys (hashes of parts of signatures) of one partition are stored.
 
-    The keys are `entries` records of the file `keys`, from byte `offset` on. The file `signatures` has the signatures
-    of the documents with these keys.
+    The keys are in the file `keys`, from byte `offset` on, and `entries` says how many keys there are. The file
+    `signatures` has the signatures of the documents with these keys.
     """
 
     keys: str
@@ -63,8 +64,8 @@ class BandFile:
     """The two files of a split (part of the input). The file `signatures` has signatures of documents, and the file
     `keys` has band keys (hashes of parts of signatures). Both names are relative to the folder of spill files.
 
-    `table` is at the end of the file `keys`, and has a row for each partition. Keys are written several times, and each
-    time adds two numbers to the row: the offset and the number of the partition's keys. The number may be 0.
+    `table` is at the end of the file `keys`, and has a row for each partition. Keys are written in several batches. For
+    each batch, a row has two numbers: where the partition's keys begin in the file, and how many they are (perhaps 0).
     """
 
     keys: str
@@ -76,9 +77,9 @@ class SignatureWriter:
     """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
     `folder`. Does nothing if `config` is None.
 
-    The files' names begin with `name`. Each key belongs to one of `partitions` partitions. The attribute `extents` says
-    where the keys of each partition are. Memory holds 4096 signatures and their keys. If the body of the `with` raises
-    an error, the files are removed.
+    The files' names begin with `name`. `partitions` is the number of partitions into which the keys are divided. The
+    attribute `extents` says where the keys of each partition are. Memory holds 4096 signatures and their keys. If the
+    body of the `with` raises an error, the files are removed.
     """
 
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
@@ -124,8 +125,8 @@ class SignatureWriter:
 
     @property
     def files(self) -> list[BandFile]:
-        """A list with one BandFile, which names the files written. The list is empty if `config` is None. It may be
-        read once the writer is closed."""
+        """A list with one BandFile, which names the written files. The list is empty if `config` is None. It must not
+        be read before the writer is closed."""
         if self._config is None:
             return []
         keys, signatures = map(storage.base_name, reversed(self._paths))
@@ -170,8 +171,8 @@ class SignatureWriter:
 
 
 def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> list[BandExtent]:
-    """Return where the band keys (hashes of parts of signatures) of a partition lie in `files`, which are in `folder`.
-    Raises TableError if a file has changed."""
+    """Return where the band keys (hashes of parts of signatures) of a partition lie in the given files, which are in
+    `folder`. Raises TableError if a file has changed."""
     chosen = [file for file in files if file.table.columns]
     rows = read_each(
         lambda file: read_table_row(storage.join(folder, file.keys), file.table, row=partition),
@@ -222,8 +223,8 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide groups of documents into lists, and yield each list. A group is a pair (start, size) from `starts` and
-    `sizes`. A list ends once its groups have at least _ROWS_AT_ONCE documents."""
+    """Divide groups of documents into lists, and yield each list. A group is a pair (start, size), made from one entry
+    of `starts` and one of `sizes`. A list ends once its groups have at least _ROWS_AT_ONCE documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -273,7 +274,8 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Return the documents and signatures in the rows `rows` of record batch number `batch`."""
+        """Yield the document and signature in each of some `rows` of a record batch. `batch` is the batch's number in
+        the file."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

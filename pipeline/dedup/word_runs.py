@@ -3,7 +3,7 @@
 Case and punctuation make no difference. In scripts without spaces between words, a run has as many characters as 13
 words usually have: 26 Chinese or Japanese characters, or 52 Thai, Lao, Khmer or Burmese ones. In mixed text, such a
 character counts as half or a quarter of a word. Hashes have 64 bits. If the 100 billion runs of a corpus are compared
-with 10 million held runs, the probability of a false match is below one in ten.
+with 10 million runs of evaluation sets, the probability of a false match is below one in ten.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class RunHasher:
 
     def hash_text(self, lines: Iterable[str]) -> Iterator[Runs]:
         """Yield the runs (13 words in a row) of a text, about _CHUNK_WORDS words at a time. `lines` are the lines of
-        the text. A text of fewer than 13 words is one run, which matches only texts with the same words and no
-        others."""
+        the text. A text of fewer than 13 words is one run, which matches only a text that consists of the same
+        words."""
         words: list[str] = []
         is_long = False
         for line in lines:
@@ -82,8 +82,8 @@ class RunHasher:
         return Runs(_join(values, starts=starts, ends=ends), starts, ends, words)
 
     def _values(self, words: list[str]) -> tuple[draws.UInt64s, npt.NDArray[np.int64]]:
-        """Return a number for each word, and each word's size in quarters of a word. The size is 4, but 2 or 1 for a
-        character of a script without spaces."""
+        """Return two arrays with an entry for each word: a number made from the word, and the word's size in quarters.
+        The size is 4 for most words. It is 2 or 1 for a character of a script without spaces."""
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
         found = np.fromiter(map(self._known.__getitem__, words), np.uint64, len(words))
@@ -108,7 +108,8 @@ def _is_of(word: str, ranges: str) -> bool:
 
 
 def _join(values: draws.UInt64s, *, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> draws.UInt64s:
-    """Return the hash of values[start:end] for each start and end: a polynomial in _BASE, modulo 2**64."""
+    """Return a hash of values[start:end] for each pair of a start and an end. The hash is a polynomial in _BASE, modulo
+    2**64."""
     if not values.size:
         return np.zeros(0, np.uint64)
     powers = np.cumprod(np.full(values.size, _BASE))

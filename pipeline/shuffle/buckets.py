@@ -31,7 +31,8 @@ _HASH_RANGE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The number of buckets for training and for validation. The first `train` buckets hold the training documents."""
+    """Says how many buckets (groups of documents) there are for training and for validation. Buckets have numbers:
+    those for training come first, then those for validation."""
 
     train: int
     validation: int
@@ -39,19 +40,20 @@ class Buckets:
 
     @property
     def total(self) -> int:
-        """The number of all buckets."""
+        """How many buckets there are for training and validation together."""
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes, group: bytes = b"") -> int:
-        """Return the number of the bucket of a document. `document_id` (16 bytes) is a hash of the text, so exact
-        duplicates meet in one bucket. If the document's group (see Document) is held out, the bucket is one for
-        validation. A document without a group is held out, or not, by its own hash."""
+        """Return the number of a document's bucket. `document_id` (16 bytes) is a hash of the text, so exact duplicates
+        meet in one bucket. If the document's group (see Document) is held out, the document gets a validation bucket.
+        If the document has no group, its own hash decides whether it is held out."""
         if self.holds_out(group or document_id):
             return self.train + int.from_bytes(document_id[8:16], "big") % self.validation
         return self.train_bucket_of(document_id)
 
     def train_bucket_of(self, document_id: bytes) -> int:
-        """Return the number of the bucket that a document has if it is not held out."""
+        """Return the number of the training bucket of a document. The document is in this bucket unless it is held
+        out."""
         return int.from_bytes(document_id[8:16], "big") % self.train
 
     def holds_out(self, group: bytes) -> bool:
@@ -70,9 +72,9 @@ class Buckets:
         return found
 
     def possible_buckets_of(self, ids: npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
-        """Return the buckets in which documents may be if their groups are not known. The list has an array int64[n]
-        with the training bucket of each document. It also has an array int64[n] with the validation bucket of each,
-        unless nothing is held out. `ids` (V16[n]) has the documents' ids."""
+        """Return the buckets in which documents may be if their groups are not known, as a list of arrays int64[n]. The
+        first array has the training bucket of each document. If anything is held out, a second array has the validation
+        bucket of each document. `ids` (V16[n]) has the documents' ids."""
         last = _halves(ids)[:, 1]
         found = [(last % np.uint64(self.train)).astype(np.int64)]
         if self.validation:
@@ -86,20 +88,22 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class BucketCount:
-    """The numbers of documents and tokens in one bucket, with duplicates counted once. `lowest` holds the two smallest
-    results of `membership` (the hash that decides whether a document is held out) among the bucket's documents."""
+    """Says how many documents and tokens are in one bucket, with duplicates counted once. Whether a document is held
+    out depends on a hash, the result of `membership`. `lowest` has the two smallest hashes among the bucket's
+    documents."""
 
     bucket: int
     documents: int
     tokens: int
     lowest: tuple[int, ...]
     highest: int = _HASH_RANGE
-    """The largest hash from `membership`."""
+    """The largest hash among the bucket's documents."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Maps each bucket to its shard, as (part of the data set, index), and holds the number of shards in each part."""
+    """Maps each bucket to its shard, which is a pair (part of the data set, index). Also holds the number of shards in
+    each part of the data set."""
 
     shard_of: dict[int, tuple[SplitName, int]]
     num_shards: dict[SplitName, int]
@@ -114,7 +118,7 @@ class ShardPlan:
 
 
 def _halves(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return both halves of each id (V16[n]), uint64[n, 2]."""
+    """Return both halves of each id (V16[n]) as numbers, uint64[n, 2]."""
     return np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
@@ -125,10 +129,10 @@ def membership(group: bytes) -> int:
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
-    """Return the numbers of buckets for training and for validation.
+    """Choose how many buckets (groups of documents) there are for training and for validation.
 
-    `shards` is the number for training. If it is "auto", there is one bucket for each TEXT_BYTES_PER_BUCKET of
-    `text_bytes` (the size of the text). The number for validation follows from `validation_fraction`.
+    `shards` says how many there are for training. If it is "auto", there is one bucket for each TEXT_BYTES_PER_BUCKET
+    of `text_bytes` (the size of the text). How many there are for validation follows from `validation_fraction`.
     """
     held_out = validation_fraction
     if shards == "auto":

@@ -1,5 +1,5 @@
-"""Types that say where documents lie in spill files (intermediate files of a build): byte ranges, and files with
-tables. Pure."""
+"""Types that describe spill files (intermediate files of a build) and the byte ranges where their documents lie.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pipeline.shuffle.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range of a spill file, with documents of one bucket (group): `num_bytes` bytes from `offset` in `path`.
+    """A byte range of a spill file, with documents of one bucket (group). The range begins at byte `offset` of the file
+    `path`, and `num_bytes` is its length.
 
-    The first `index_bytes` bytes are the index, which has everything about the documents except their tokens.
+    The range begins with an index, which has everything about the documents except their tokens. `index_bytes` is the
+    length of the index.
     """
 
     path: str
@@ -25,26 +27,26 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class BucketRange:
-    """A range of neighbouring buckets, divided into `rows` rows of a spill file's table. Each row is for `width`
-    buckets, and the first row begins with bucket `first`."""
+    """A range of neighbouring buckets (groups of documents) for which a spill file has a table. `first` is the number
+    of the first bucket. `rows` says how many rows the table has, and `width` how many buckets share a row."""
 
     first: int
     rows: int
     width: int = 1
 
     def row_of(self, bucket: int) -> int:
-        """Return the number of the table row for a bucket. The number is outside range(rows) if the file does not have
-        the bucket."""
+        """Return the number of the table row for a bucket. If the file does not have the bucket, the result is negative
+        or at least `rows`."""
         return (bucket - self.first) // self.width
 
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """A finished spill file: its name in the folder of spill files, and where its table is.
+    """A finished spill file. `name` is its name in the folder of spill files, and `table` says where its table is.
 
     A row of the table has four numbers for each extent (byte range): offset, index_bytes, num_bytes and checksum.
-    Extents may be empty. `key` is a hash of what the file was written from. It orders files independently of their
-    names.
+    Extents may be empty. `key` is a hash of what the file was written from. Files are sorted by `key`, because the
+    names of files are random.
     """
 
     name: str

@@ -2,10 +2,10 @@
 step.
 
 In one step, each split (part of the input) is divided into all buckets. If there are many buckets, a split of 32 MB has
-only about one document for each bucket, so every document costs a read. With two steps, the first step divides each
-split only into ranges of about sqrt(buckets) buckets. The second step reads one range from some of the spill files, and
-divides it into its buckets. The second step copies the tokens once more. It costs about a tenth of a build's CPU time,
-and as much disk as the first step.
+only about one document for each bucket, so almost every document must be read on its own. With two steps, the first
+step divides each split only into ranges of about sqrt(buckets) buckets. The second step reads one range from some of
+the spill files, and divides it into its buckets. The second step copies the tokens once more. It costs about a tenth of
+a build's CPU time, and as much disk as the first step.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TEXT_BYTES_A_JOIN = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A task of the second step, which divides ranges of buckets into single buckets. The task reads the documents of
-    the range `buckets` from a share of the spill files. There are `parts` shares, and `part` is the number of the
-    share."""
+    """A task of the second step of the shuffle. This step divides ranges of buckets (groups of documents) into single
+    buckets. The task reads the documents of the range `buckets` from a share of the spill files. `parts` says how many
+    shares there are, and `part` is the index of the task's share."""
 
     buckets: BucketRange
     part: int
@@ -38,9 +38,10 @@ class Join:
 
 
 def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
-    """Return (range, tasks) for the first and the second step in which documents reach their buckets. In a file of the
-    first step, neighbouring buckets share a row of the file's table; the range says which. The tasks make up the second
-    step, which divides the rows into single buckets. There are no tasks if one step is enough.
+    """Plan the two steps in which documents reach their buckets (groups), and return (range, tasks). In a file of the
+    first step, several neighbouring buckets share a row of the file's table. The range says which buckets share a row.
+    The tasks make up the second step, which divides the rows into single buckets. If one step is enough, each bucket
+    has its own row and there are no tasks.
 
     A task reads about _TEXT_BYTES_A_JOIN of text if buckets have TEXT_BYTES_PER_BUCKET.
     """
@@ -60,9 +61,9 @@ def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
 def join_spills(
     join: Join, *, files: Sequence[SpillFile], folder: str, buckets: Buckets, id_type: pa.DataType
 ) -> SpillFile:
-    """Do one task of the second step, which divides ranges of buckets into single buckets. Copy the documents of
-    join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return the new file.
-    All of these files are in `folder`.
+    """Do one task of the second step of the shuffle, which divides ranges of buckets into single buckets. Copy the
+    documents of join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return
+    the new file. Old and new files are in `folder`.
 
     The content depends only on the content of `files`, not on their names. Memory holds one SpillWriter and one extent
     (byte range of a spill file).

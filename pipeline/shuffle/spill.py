@@ -1,10 +1,10 @@
 """Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
 An extent is a byte range of a spill file with documents of one bucket (group of documents), or of neighbouring buckets.
-It has two Arrow messages: an index (id, number of tokens and origin of each document), which can be read without the
-tokens, and the tokens. A table at the end of the file says where the extents of each bucket lie. So only the names of
-spill files cross Beam's shuffle, however many extents there are. A writer holds at most FLUSH_TOKENS tokens and one
-more document in memory.
+It consists of two Arrow messages. The first is an index (id, number of tokens and origin of each document), and the
+second has the tokens. The index can be read without the tokens. A table at the end of the file says where the extents
+of each bucket lie. So only the names of spill files cross Beam's shuffle, however many extents there are. A writer
+holds at most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _INDEX = pa.schema(
 )
 
 _EXTENT_NUMBERS = 4
-"""Numbers of an extent in a table: all its fields but the path."""
+"""How many numbers a table has for an extent: one for each field except the path."""
 
 
 class SpillError(PassingError):
@@ -54,8 +54,8 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Says for people where a document comes from. `source` is an index into config.sources, `name` is the document's
-    name, and `text` is its text or the beginning of its text."""
+    """Tells people where a document comes from. `source` is an index into config.sources, `name` is the document's
+    name, and `text` is the document's text or the beginning of the text."""
 
     source: int = 0
     name: str = ""
@@ -67,12 +67,13 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The documents of some extents (byte ranges of spill files), in file order.
+    """The documents of some extents (byte ranges of spill files), in file order. Each array has an entry for each
+    document.
 
-    `ids` (uint8[n, 16]) has the id of each document, and `tokens` (int64[n]) its number of tokens. The number is 0 for
-    a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the index of each
-    document's source in config.source_names. `groups` (uint8[n, 16]) has each document's group, or its id if it has
-    none.
+    `ids` (uint8[n, 16]) has the document's id, and `tokens` (int64[n]) says how many tokens the document has. An entry
+    without tokens is a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the
+    index of the document's source in config.source_names. `groups` (uint8[n, 16]) has the document's group, or its id
+    if it has no group.
     """
 
     ids: npt.NDArray[np.uint8]
@@ -81,8 +82,9 @@ class Index:
     groups: npt.NDArray[np.uint8]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents that are marked as
-        held out are left out. Of several documents with the same id, the document with the lowest source is taken."""
+        """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents whose ids are
+        marked as held out are left out. Of several documents with the same id, the document with the lowest source is
+        taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, self.tokens > 0, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -99,7 +101,8 @@ class SpillWriter:
     The file's name begins with `name`. A random suffix keeps several attempts at the same split of the input apart.
     `bucket_of` returns the bucket of a document, from the document's id and its group (see Document), and `id_type` is
     the Arrow type of token ids. An extent (byte range of the file) has documents of one bucket. If `buckets` is given,
-    an extent has documents of one of the rows of `buckets` instead, and a table for find_extents is written.
+    the file also gets a table for find_extents. Several buckets may then share a row of the table, and an extent has
+    documents of the buckets of one row.
     """
 
     def __init__(
@@ -166,8 +169,8 @@ class SpillWriter:
 
     @property
     def file(self) -> SpillFile:
-        """The written file with its table, for find_extents. Only a writer with `buckets` has it, once the writer is
-        closed."""
+        """The written file with its table, for find_extents. It is there only if the writer has `buckets`, and only
+        after the writer is closed."""
         assert self._buckets is not None
         return SpillFile(storage.base_name(self.path), self._key, self._table, self._buckets)
 
@@ -215,8 +218,8 @@ def find_extents(files: Iterable[SpillFile], *, folder: str, bucket: int) -> lis
     """Return the extents (byte ranges) with the documents of a bucket in spill files of `folder`. Raises TableError if
     a file has changed.
 
-    One row of the table of each file is read. If a row is for several buckets, its extents have documents of all of
-    them.
+    From each file, one row of the file's table is read. If several buckets share the row, the extents have documents of
+    all buckets that share it.
     """
     chosen = [file for file in files if 0 <= file.buckets.row_of(bucket) < file.buckets.rows and file.table.columns]
     rows = read_each(
@@ -237,8 +240,8 @@ def _path(file: SpillFile, *, folder: str) -> str:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Return the index (ids, token counts and sources) of the documents in `extents` (byte ranges of spill files). The
-    tokens are not read."""
+    """Return the index (ids, token counts, sources and groups) of the documents in `extents` (byte ranges of spill
+    files). The tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
@@ -260,9 +263,9 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
     ordered by id. Duplicates, copies of held-out documents, and the marks of held-out documents are left out.
 
     The result does not depend on how documents are spread over extents: of equal ids, the lowest source is taken.
-    `id_type` is the Arrow type of token ids. Memory holds one extent, and about 3.2 bytes a token and 4 bytes a
-    sentence of the distinct documents, whatever the number of duplicates. Of the arrays, only `word_starts` is copied
-    if an extent has no duplicates; the other arrays share the memory of the bytes read. Raises SpillError if a file has
+    `id_type` is the Arrow type of token ids. However many duplicates there are, memory holds one extent and the
+    distinct documents, with about 3.2 bytes a token and 4 bytes a sentence. If an extent has no duplicates, its
+    documents' arrays share the memory of the bytes read; only `word_starts` is copied. Raises SpillError if a file has
     changed since it was written.
     """
     sources: dict[bytes, int] = {}
@@ -295,7 +298,7 @@ def read_with_origins(
     """Yield (document, origin, group) for every document in `extents` (byte ranges of spill files), in order. If a
     document has no group (see Document), its id takes the place of the group.
 
-    Duplicates are included, and so are marks of held-out documents, as documents without tokens. Memory holds one
+    Duplicates are included. Marks of held-out documents are included too, as documents without tokens. Memory holds one
     extent. Raises SpillError if a file has changed since it was written.
     """
     for index, batch in _read_batches(extents, id_type=id_type):
@@ -309,7 +312,8 @@ def read_with_origins(
 def _read_batches(
     extents: Iterable[Extent], *, id_type: pa.DataType
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield the index and the tokens of each extent. Raises SpillError if a file has changed."""
+    """Yield the index and the tokens of each extent (byte range of a spill file). Raises SpillError if a file has
+    changed."""
     schema = _documents_schema(id_type)
     for extent, buffer in _read_each(extents, index_alone=False):
         if zlib.crc32(buffer) != extent.checksum:
@@ -321,7 +325,7 @@ def _read_batches(
 
 
 def _documents_of(batch: pa.RecordBatch) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yield a list of three arrays for each row of `batch` (a document): its token ids, word starts and sentence
+    """Yield a list of three arrays for each document (a row of `batch`): token ids, word starts and sentence
     lengths."""
     columns = [_split_list(column) for column in batch.columns]
     return map(list, zip(*columns, strict=True)) if batch.num_rows else iter(())
@@ -333,8 +337,9 @@ def _make_document(name: bytes, columns: Sequence[npt.NDArray[Any]], source: int
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written. `bucket` is the number of its bucket (group of documents) or, in a file with
-    a table, the number of the table row of this bucket. `group` is the document's group (see Document), or its id."""
+    """A document that waits to be written. In a file without a table, `bucket` is the number of the document's bucket
+    (group of documents). In a file with a table, `bucket` is the number of the table row for this bucket. `group` is
+    the document's group (see Document), or its id if it has no group."""
 
     bucket: int
     document: TokenizedDocument
@@ -373,8 +378,8 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
 
 
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Yield each extent with its bytes (if `index_alone`, with the bytes of its index only). From an object store,
-    several extents are fetched at the same time."""
+    """Yield each extent (byte range of a spill file) with its bytes. With `index_alone`, only the bytes of the extent's
+    index are read. From an object store, several extents are fetched at the same time."""
 
     def read(extent: Extent) -> pa.Buffer:
         num_bytes = extent.index_bytes if index_alone else extent.num_bytes

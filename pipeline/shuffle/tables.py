@@ -1,5 +1,5 @@
-"""Tables that say where the content of a file lies, row by row, so that an engine passes only names of files between
-workers.
+"""Tables that say where the content of a file lies, row by row. Because of these tables, an engine passes only names of
+files between workers.
 
 A row of a table has a few numbers for one bucket (a group of documents) or one partition, and a checksum. A reader that
 needs one row of each of 10,000 files makes 10,000 small reads. In return, no process holds all rows.
@@ -45,7 +45,7 @@ class TableError(PassingError):
 
 
 def write_table(stream: Any, rows: npt.NDArray[np.int64]) -> Table:
-    """Append a table to a file open for writing, and return its place. `rows` is int64[rows, columns]."""
+    """Append a table to a file open for writing, and return where the table lies. `rows` is int64[rows, columns]."""
     table = Table(stream.tell(), rows.shape[1])
     filled = np.empty((rows.shape[0], rows.shape[1] + 1), _WORD)
     filled[:, :-1] = rows
@@ -55,7 +55,8 @@ def write_table(stream: Any, rows: npt.NDArray[np.int64]) -> Table:
 
 
 def read_table_row(path: str, table: Table, *, row: int) -> npt.NDArray[np.int64]:
-    """Return one row of a table, int64[columns]. Raises TableError if the file is cut or the row has changed."""
+    """Return one row of a table, int64[columns]. Raises TableError if the file ends before the row does, or if the row
+    has changed."""
     data = storage.read_range(path, offset=table.offset + row * table.row_bytes, length=table.row_bytes)
     if len(data) == table.row_bytes:
         numbers = np.frombuffer(data, _WORD)
@@ -67,7 +68,8 @@ def read_table_row(path: str, table: Table, *, row: int) -> npt.NDArray[np.int64
 def read_each(
     read: Callable[[Item], Found], items: Sequence[Item], *, path_of: Callable[[Item], str]
 ) -> Iterator[Found]:
-    """Yield `read(item)` for each item, in order. From an object store, STORE_THREADS items are read ahead."""
+    """Yield the result of `read` for each item, in order. `path_of` returns the path or URL of an item. If the items
+    are on an object store, STORE_THREADS items are read ahead."""
     if not any(storage.is_url(path_of(item)) for item in items):
         yield from map(read, items)
         return

@@ -1,8 +1,8 @@
 """Reads the members of .zip and .tar archives, compressed or not, in place: nothing is unpacked to disk.
 
 Several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is one stream:
-each of its n splits decompresses all of it and takes every n-th member. For xz this costs little, because it is read at
-60 MB/s, 30 times as fast as the text is prepared afterwards.
+each of its n splits decompresses all of it and takes every n-th member. For xz this costs little. It is read at 60
+MB/s, and preparing the text takes 30 times as long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_MEMBER_BYTES = 256 << 20
 SPLIT_TEXT_BYTES = 16 << 20
 _MOST_PARTS = 32
 TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
-"""Estimated bytes of text per byte of a book's file, by compression."""
+"""For each compression, the estimated bytes of text per byte of a book's file."""
 _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
@@ -45,8 +45,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 class Member(NamedTuple):
-    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file was refused
-    unread. If it was refused, `reason` (the name of a drop counter) and `detail` say why."""
+    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file was refused and
+    not read. If it was refused, `reason` (the name of a drop counter) and `detail` say why."""
 
     name: str
     data: bytes | None
@@ -58,8 +58,8 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
     """Return the splits of an archive (its parts, each for one worker), in order. `source` is the source's index in the
     config.
 
-    `split_bytes` is the approximate text in a split of a zip or plain tar (default: SPLIT_TEXT_BYTES). Raises
-    ValueError if the archive is damaged or empty, or if a zip expands too much.
+    `split_bytes` says about how many bytes of text a split of a zip or plain tar has (default: SPLIT_TEXT_BYTES).
+    Raises ValueError if the archive is damaged or empty, or if a zip expands too much.
     """
     size = storage.size_of(path)
     if _is_zip(path):
@@ -190,9 +190,9 @@ def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A tar header that raises ReadError if it is damaged, or if its long name or extra records take more than a
-    megabyte. Without this check, tarfile takes a damaged header for the end of the archive, and reads long records into
-    memory."""
+    """A tar header that is checked when it is read. It raises ReadError if the header is damaged, or if its long name
+    or extra records take more than a megabyte. Without this check, tarfile takes a damaged header for the end of the
+    archive, and reads long records into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
@@ -317,9 +317,9 @@ def _is_zip(path: str | Path) -> bool:
 def _cut(
     path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
-    """Return splits of neighbouring members, each with about `split_bytes` of text. `sizes` has, for each member, the
-    pair (bytes in the archive, bytes of text). `places` has the start of each member and, as its last entry, the end of
-    the last member. A place is a member's number in a zip, and a byte of the file in a tar."""
+    """Return splits of neighbouring members, each with about `split_bytes` of text. `sizes` has a pair for each member:
+    (bytes in the archive, bytes of text). `places` says where each member starts, and its last entry is the end of the
+    last member. In a zip, a place is a member's number. In a tar, it is a byte of the file."""
     if not sizes:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     splits = []

@@ -1,4 +1,5 @@
-"""Reads books, each from a file or archive member: cuts Gutenberg's header and licence, and rejoins wrapped lines.
+"""Reads books. Each book is a file or a member of an archive. Project Gutenberg's header and licence are cut off, and
+wrapped lines are rejoined.
 
 A document is a whole book or a chapter, by the source's setting `unit`. One book is in memory at a time.
 """
@@ -36,9 +37,9 @@ def split_books(path: str | Path, *, source: int, split_bytes: int | None = None
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split in order. Between them, yield a Drop (a counted omission) for each book or
-    sentence that is left out, and a Note (a kind of Drop) for what is only counted, such as a guessed encoding. A book
-    from an archive is named ARCHIVE!MEMBER."""
+    """Yield the documents of a split in order. Between the documents, yield a Drop (a counted omission) for each book
+    or sentence that is left out, and a Note (a kind of Drop) for what is only counted, such as a guessed encoding. A
+    book from an archive is named ARCHIVE!MEMBER."""
     for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(split.path) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)
@@ -49,8 +50,8 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
     """Yield the documents of the book `name`, whose file has the bytes `data`.
 
-    Among them, yield a Drop for each book or sentence that is left out, and a Note (a kind of Drop) for what is only
-    counted, such as a guessed encoding.
+    Between the documents, yield a Drop (a counted omission) for each book or sentence that is left out, and a Note (a
+    kind of Drop) for what is only counted, such as a guessed encoding.
 
     Raises ValueError naming `folder` (where the file is) and `name` if the bytes cannot be decoded.
     """
@@ -75,8 +76,8 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
 
 
 def _read_chapters(name: str, paragraphs: list[str], *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield one document for each chapter of a book if the source's setting `unit` is chapter, otherwise one for the
-    book. A Drop (a counted omission) stands for each sentence that is left out."""
+    """Yield one document for each chapter of a book if the source's setting `unit` is chapter. Otherwise yield one
+    document for the whole book. A Drop (a counted omission) stands for each sentence that is left out."""
     chapters = split_chapters(paragraphs) if source.unit == "chapter" else [paragraphs]
     if source.unit == "chapter" and len(chapters) == 1:
         yield Note("book_without_chapters", name)

@@ -1,8 +1,8 @@
-"""Reads plain, .bz2 (any number of streams), .gz, .xz and .zst files in pieces; every error names file and offset.
+"""Reads plain, .bz2 (any number of streams), .gz, .xz and .zst files in pieces. Every error names file and offset.
 
-Memory is flat: a piece has at most PIECE_BYTES, however much the input expands. A file that ends inside a compressed
-stream is an error here. A file that ends between two streams looks complete here. Only a reader of its content can
-notice that something is missing.
+Memory is flat: a piece has at most PIECE_BYTES, however much the input expands. If a file ends inside a compressed
+stream, an error is raised. If a file was cut between two streams, no error is raised here. Only a reader of the content
+can then notice that something is missing.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def compression_of(path: str | Path) -> str:
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
     """Yield the decompressed content of a file in pieces, from byte `start` to byte `end` (-1: the end of the file).
 
-    In a compressed file, `start` must be the start of a compressed stream, and `end` the end of one. A zstd file is
-    always read whole. Raises ValueError naming the file and the byte offset if the data are truncated, corrupt or
-    expand too much.
+    In a compressed file, a compressed stream must begin at `start`, and a compressed stream must end at `end`. A zstd
+    file is always read whole. Raises ValueError naming the file and the byte offset if the data are truncated, corrupt
+    or expand too much.
     """
     compression = compression_of(path)
     with storage.open_input(path, read_ahead=_READ_AHEAD_BYTES) as file:
@@ -161,9 +161,9 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
 
 
 def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
-    """Raise ValueError if `taken` compressed bytes have expanded to `given` bytes, and `given` is more than text can
-    reach: more than 64 MiB and more than MOST_EXPANSION times `taken` (a decompression bomb). For messages, `name` is
-    the file and `offset` is where the compressed bytes end in it."""
+    """Raise ValueError if compressed data expand more than text can (a decompression bomb). This is so if `given`, the
+    decompressed size in bytes, is more than 64 MiB and more than MOST_EXPANSION times `taken`, the compressed size. For
+    messages, `name` is the file, and `offset` is the byte of the file at which the compressed data end."""
     if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
         raise ValueError(
             f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "

@@ -29,7 +29,8 @@ _EMPTY_STREAM_BYTES = 14
 
 class Mark(NamedTuple):
     """The place of a 48-bit pattern that begins a block or, if `is_end` is True, ends a stream. The same bits may also
-    occur by chance. `bit` counts from the start of the searched bytes, or from the start of the file in a _Window."""
+    occur by chance. `bit` counts from the start of the searched bytes. In the marks of a _Window, it counts from the
+    start of the file."""
 
     bit: int
     is_end: bool
@@ -81,7 +82,8 @@ def decode_block(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
-    """Yield every block that starts at or after byte `start` of a file, whichever stream of the file it belongs to.
+    """Yield every block that starts at or after byte `start` of a file. The blocks may belong to different streams of
+    the file.
 
     Raises ValueError naming the file and the byte if the data are truncated, corrupt, or expand too much.
     """
@@ -112,7 +114,8 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
 
 
 class _Window:
-    """The part of a file that is now in memory, and the positions in it where blocks begin or a stream ends (marks).
+    """The part of a file that is now in memory. It also has the marks in this part: the positions where a block begins
+    or a stream ends.
 
     The methods read more of the file if they need a later mark or byte.
     """
@@ -147,8 +150,8 @@ class _Window:
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Free the memory of what is before bit `bit` of the file: the bytes, and the marks (starts of blocks, ends of
-        streams)."""
+        """Free the memory of everything that lies before bit `bit` of the file: bytes, and marks (starts of blocks and
+        ends of streams)."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]
         self.base += gone
@@ -182,8 +185,8 @@ def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]
 
 def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark) -> int:
     """Return the offset of the first byte after a stream. `end` is the mark (a 48-bit pattern) with which the stream
-    ends, and `size` is the file's size. Raises ValueError if the stream is truncated, or if data other than another
-    stream follow."""
+    ends, and `size` is the file's size. Raises ValueError if the stream is truncated, or if it is followed by anything
+    but another stream."""
     after = (end.bit + _MARK_BITS + _CHECKSUM_BITS + 7) // 8
     if after > size:
         raise ValueError(

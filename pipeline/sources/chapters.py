@@ -118,9 +118,9 @@ def is_heading(text: str) -> bool:
 
 
 def _numerals(paragraphs: Sequence[str]) -> list[int]:
-    """Return the indices of the paragraphs that are a heading with a numeral. The numeral stands alone or before a
+    """Return the indices of the paragraphs that are headings with a numeral. The numeral stands alone or before a
     title. The numerals must count up from one, and may start again in each part of the book. Return [] if there are
-    fewer than three."""
+    fewer than three such headings."""
     found = [
         (index, _value(match[1]))
         for index, text in enumerate(paragraphs)

@@ -25,8 +25,8 @@ class Decoded(NamedTuple):
     """A text and its encoding. `encoding` is utf-8, utf-16, REPAIRED (utf-8 with bad bytes left out), WINDOWS
     (windows-1252), or the requested encoding.
 
-    `bad_bytes` is the number of bytes left out. `first_bad` is the position of the first byte left out (-1 if no byte
-    was, or if the encoding is WINDOWS).
+    `bad_bytes` says how many bytes were left out. `first_bad` is the position of the first byte left out. It is -1 if
+    no byte was left out, or if the encoding is WINDOWS.
     """
 
     text: str

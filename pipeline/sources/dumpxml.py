@@ -39,8 +39,8 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """The head of a dump: the wiki's language and database name, and `namespaces`, which maps each namespace's name to
-    its number. `complete` is True once the first page began, because the head has then been read."""
+    """The head of a dump. It gives the wiki's language and database name. `namespaces` maps each namespace's name to
+    its number. `complete` is True if the whole head was read, so it becomes True when the first page begins."""
 
     language: str = ""
     database: str = ""

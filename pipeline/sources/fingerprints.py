@@ -1,9 +1,9 @@
 """Makes fingerprints of the input files. A rerun compares them to recognize whether a finished data set was built from
 the same files.
 
-Small files are hashed whole, large files at 64 evenly spaced places: 20 ms for any file. If a large file changes
-between those places and keeps its length, only its modification time (list_modified) shows the change, so that time is
-compared too. A file on an object store is not read: its size and entity tag are hashed.
+Small files are hashed whole. Large files are hashed at 64 evenly spaced places, which takes 20 ms for any file. If a
+large file changes between those places and keeps its length, only its modification time (list_modified) shows the
+change, so that time is compared too. A file on an object store is not read: its size and entity tag are hashed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def join_fingerprints(parts: Iterable[str]) -> str:
 def list_modified(paths: Iterable[str]) -> dict[str, str]:
     """Return {path: time of the last change} for each large local file, with the time in a form that `touch -d`
     accepts. A file is large if its fingerprint does not cover every byte. Files on a store are left out, because their
-    fingerprint covers every change."""
+    fingerprints show every change."""
     found = {path: Path(path).stat() for path in sorted(set(paths)) if not storage.is_url(path)}
     return {
         path: f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
@@ -57,16 +57,16 @@ def list_versions(paths: Iterable[str]) -> dict[str, str]:
 
 
 class ChangedInputError(ValueError):
-    """An input file was written while the build read that file. What the build made from its other input files can be
+    """An input file was written while the build read that file. What the build made from other input files can be
     kept."""
 
     keeps: Keeps = "unchanged_input"
 
 
 def list_changed(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return {path: new version} for the files that changed since list_versions returned `versions`. Such a file may
-    have been read half old, half new. A file that is gone is left out, because the build had read it before it was
-    removed."""
+    """Return {path: new version} for the files that changed since list_versions returned `versions`. The build may have
+    read one half of such a file before the change, and the other half after it. A file that is gone is left out,
+    because the build had read it before it was removed."""
     present = {path: storage.file_version(path) for path in versions if storage.find_file(path) is not None}
     return {path: now for path, now in present.items() if now != versions[path]}
 

@@ -1,4 +1,5 @@
-"""Marks the documents that are parts of one book, so that all of them are held out or none is. Pure.
+"""Marks the documents that are parts of one book, so that a build holds out either all parts of the book or no part.
+Pure.
 
 A group is named by a hash of text, so it depends neither on paths nor on the order of files.
 """
@@ -11,7 +12,8 @@ from dataclasses import replace
 from pipeline.documents import Document, Drop, hash_texts
 
 RUN_CHARACTERS = 2_000_000
-"""Documents of a fixed number of lines are grouped until they have so many characters: more than most novels have."""
+"""If documents were cut every few lines, they are grouped until a group has this number of characters. Most novels are
+shorter."""
 
 
 def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
@@ -26,7 +28,8 @@ def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
 
 
 class Stretches:
-    """Groups the documents of a long text that is cut every few lines, if nothing tells where its books end.
+    """Groups the documents of a long text. The text is cut into documents every few lines because nothing tells where
+    its books end.
 
     A group consists of neighbouring documents with about RUN_CHARACTERS in all. It is named by the text of its first
     document. Each share of a file (documents.Split) must add every line of the file, so that all shares give the same
@@ -39,7 +42,7 @@ class Stretches:
         self._group = b""
 
     def add(self, line: str) -> None:
-        """Count a line of the current document."""
+        """Count a line as part of the current document."""
         self._characters += len(line)
         if not self._group:
             self._first.append(line)

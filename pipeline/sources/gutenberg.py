@@ -55,7 +55,7 @@ _IN_MARKS = (
 _OF_GUTENBERG = re.compile(r"PROJE[CK]?T GUTENBERG|GUTENBERG\.(?:ORG|NET)", re.I)
 _LONGEST_HEADER, _LONGEST_LETTERHEAD, _FEWEST_BEFORE_LETTERHEAD = 600, 30, 10
 _FEWEST_LINES = 50
-"""Text outside of all e-texts is a book of its own if it has as many lines that are not blank."""
+"""Text outside of all e-texts is a book of its own if it has at least this number of lines that are not blank."""
 _CREDITS = re.compile(
     r"(?:produced by|this (?:e-?text|e-?book|file) was (?:produced|prepared|created)|e-?text prepared by|prepared by"
     r"|transcribed (?:by|from)|html version by|\[?this file last updated)",
@@ -75,8 +75,8 @@ _EMPHASIS = re.compile(r"(?<![\w=*])([=*])([A-Za-z][^=*\n]{0,200}?)\1(?![\w=*])"
 def file_books(text: str) -> list[list[str]]:
     """Return the books of a file, each as a list of its non-empty paragraphs. A paragraph is one line.
 
-    A file with several e-texts of Project Gutenberg has several books, any other file one. What Project Gutenberg added
-    is left out.
+    A file with several e-texts of Project Gutenberg has several books. Any other file is one book. What Project
+    Gutenberg added is left out.
     """
     text = normalize_text(text.replace("\r\r\n", "\n"))  # line breaks that were converted twice
     lines = [line.rstrip() for line in text.split("\n")]
@@ -95,18 +95,18 @@ def _list_paragraphs(lines: list[str]) -> list[str]:
 
 class _Mark(NamedTuple):
     """A line that Project Gutenberg added, such as the beginning of its licence. `kind` is a key of _KINDS, or
-    "letterhead" (the title line of an e-text). A mark of kind "last" stands after the file's last line."""
+    "letterhead" (the title line of an e-text). The end of the file is a mark too, with the kind "last"."""
 
     line: int
     kind: str
 
 
 class _Stretch(NamedTuple):
-    """The lines between two marks (lines that Project Gutenberg added). `first` is the first line after the mark
-    `opening`, which is None at the beginning of the file. The lines end before the mark `closing`.
+    """The lines between two marks (lines that Project Gutenberg added). `opening` is the mark before the lines, or None
+    at the beginning of the file, and `closing` is the mark after the lines. `first` is the index of the first line.
 
-    `letterheads` has the numbers of the lines in between that are title lines of e-texts. `follows_book` tells whether
-    a book ended before the stretch, without a letterhead since then.
+    `letterheads` has the indices of those lines that are title lines of e-texts. `follows_book` is True if a book ended
+    before the stretch, and no title line of an e-text came after that book.
     """
 
     first: int
@@ -122,7 +122,7 @@ def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]
     A book follows a start mark or the end of small print. It ends at the next mark, or at the letterhead (title line)
     of the next e-text. If the licence stands directly after the start mark, the book follows the licence. A short text
     before a longer one, such as a title between small print and start mark, is front matter and is left out. A text
-    outside of all e-texts is a book too if it has at least _FEWEST_LINES.
+    outside of all e-texts is a book too if it has at least _FEWEST_LINES lines.
     """
     books: list[list[str]] = []
     has_start = any(mark.kind in ("start", "print_end") for mark in marks)
@@ -155,14 +155,14 @@ def _cut_boilerplate(lines: list[str], *, marks: list[_Mark]) -> list[list[str]]
 
 
 def _follows_licence(stretch: _Stretch) -> bool:
-    """Return whether a stretch of lines follows a licence and may be a book. It is no book if it is the header of
-    another e-text."""
+    """Return whether a stretch (the lines between two marks of Project Gutenberg) follows a licence and may be a book.
+    A stretch that is the header of another e-text is no book."""
     is_after = stretch.opening is not None and stretch.opening.kind == "licence_end"
     return is_after and stretch.closing.kind != "start" and not stretch.letterheads
 
 
 def _lines_with(text: str, *, words: tuple[str, ...]) -> list[int]:
-    """Return the numbers of the lines that contain one of the words. Takes a millisecond for a megabyte."""
+    """Return the indices of the lines that contain at least one of the words. Takes a millisecond for a megabyte."""
     found = set()
     for word in words:
         place = number = 0
@@ -174,8 +174,9 @@ def _lines_with(text: str, *, words: tuple[str, ...]) -> list[int]:
 
 
 def _find_marks(lines: list[str], *, among: list[int]) -> list[_Mark]:
-    """Return the marks (lines that Project Gutenberg added) among the lines with the numbers `among`, in order. A
-    letterhead (title line of an e-text) that does not name the work counts only at the beginning of a paragraph."""
+    """Return the marks (lines that Project Gutenberg added), in order. Only the lines whose indices are in `among` are
+    examined. A letterhead (title line of an e-text) usually names the work. If it does not, it counts only at the
+    beginning of a paragraph."""
     found = []
     for number in among:
         line = lines[number]
@@ -203,12 +204,12 @@ def _list_stretches(lines: list[str], *, marks: list[_Mark]) -> Iterator[_Stretc
 
 
 def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
-    """Return the books of a stretch, which is the text between two marks of Project Gutenberg. It has several books if
-    e-texts without end marks follow one another.
+    """Return the books of a stretch, which is the text between two marks of Project Gutenberg. A stretch has several
+    books if e-texts without end marks follow one another.
 
     A letterhead (title line of an e-text) after some text begins the next book. If the stretch ends with the header of
-    another e-text, this header is left out. Such a header begins with a letterhead, and mentions Project Gutenberg
-    again or names the file.
+    another e-text, this header is left out. A header begins with a letterhead. After the letterhead, it mentions
+    Project Gutenberg or gives the name of the file.
     """
     start, stop = stretch.first, stretch.closing.line
     books = []
@@ -226,8 +227,8 @@ def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
 
 
 def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], rest: list[_Stretch]) -> bool:
-    """Return whether `book`, the text of a stretch, is empty or only front matter, such as a title. `rest` has the
-    stretches that follow."""
+    """Return whether a text is empty or only front matter, such as a title. The text is `book`. It comes from
+    `stretch`, the lines between two marks of Project Gutenberg, and `rest` has the stretches that follow."""
     assert stretch.opening is not None
     size = _count_lines(book)
     if size == 0 or size >= _FEWEST_LINES:
@@ -248,8 +249,8 @@ def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], re
 
 
 def _find_unmarked(lines: list[str]) -> list[list[str]]:
-    """Return the texts between the paragraphs that mention Project Gutenberg. Short texts are left out: the first and
-    the last text of the file need _FEWEST_LINES, the others four times as many."""
+    """Return the texts between the paragraphs that mention Project Gutenberg. Short texts are left out: a text at the
+    beginning or the end of the file needs at least _FEWEST_LINES lines, and any other text four times as many."""
     places = [number for number, line in enumerate(lines) if _OF_GUTENBERG.search(line)]
     bounds = [-1, *places, len(lines)]
     found = []
@@ -270,8 +271,8 @@ def _count_lines(lines: list[str]) -> int:
 
 
 def _find_early_texts(lines: list[str], marks: list[_Mark]) -> Iterator[tuple[int, int]]:
-    """Yield (first line, end) of each e-text in a file without start marks. The first letterhead (title line of an
-    e-text) after an end mark begins another e-text."""
+    """Yield (index of the first line, index after the last line) of each e-text in a file without start marks. The
+    first letterhead (title line of an e-text) after an end mark begins another e-text."""
     start, ended = 0, False
     for mark in marks:
         if mark.kind == "letterhead" and ended:
@@ -303,16 +304,17 @@ def _cut_early_text(lines: list[str], start: int, stop: int, *, marks: list[_Mar
 
 
 def _cut_letterhead(lines: list[str]) -> list[str]:
-    """Return the lines without a letterhead (title line of an e-text) at the beginning. The credits and the fields of
-    the header after it are left out too."""
+    """If the lines begin with a letterhead (title line of an e-text), cut it off, with the credits and the header
+    fields after it. Return the lines that are left."""
     first = next((line for line in lines if line), "")
     return _cut_credits(lines) if _LETTERHEAD.match(first) else lines
 
 
 def _cut_credits(lines: list[str]) -> list[str]:
-    """Return the lines without a letterhead (title line of an e-text) and credits at the beginning. These are up to
-    four paragraphs that name the e-text or say who typed it. After a letterhead, the fields of the header (title,
-    author, date) are left out too."""
+    """Cut off the letterhead (title line of an e-text) and the credits with which the lines may begin, and return the
+    lines that are left. Credits are paragraphs that name the e-text or say who typed it. Letterhead and credits
+    together are at most four paragraphs. After a letterhead, the fields of the header (title, author, date) are cut off
+    too."""
     kept = lines
     has_letterhead = False
     for _ in range(4):
@@ -327,8 +329,8 @@ def _cut_credits(lines: list[str]) -> list[str]:
 
 
 def _cut_header_fields(lines: list[str]) -> list[str]:
-    """Return the lines without paragraphs at the beginning that mention Project Gutenberg, or give the title, the
-    author, the date and the like."""
+    """Cut off the paragraphs at the beginning that mention Project Gutenberg, or give the title, the author, the date
+    and the like. Return the lines that are left."""
     while (first := next((index for index, line in enumerate(lines) if line), None)) is not None:
         rest = _after_paragraph(lines, first)
         paragraph = lines[first : len(lines) - len(rest)]

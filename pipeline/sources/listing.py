@@ -42,7 +42,8 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
 
 
 def list_any_files(paths: Sequence[str], *, label: str) -> list[str]:
-    """Return every file that the paths name, as list_files does, but with any suffix."""
+    """Return every file that the paths name, whatever its suffix. The paths are files, folders, globs or URLs. Order
+    and errors are the same as in list_files."""
     return _list_paths(paths, kind="any", label=label)
 
 
@@ -82,9 +83,9 @@ def _list_paths(paths: Sequence[str], *, kind: str, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """Check the sources that the setting download.bring names, whose files the user must fetch. Raise ValueError if
-    files of such a source are missing. The message ends with the hint that download.bring gives for the source. Sources
-    in the folders `but` are not checked."""
+    """Check the files that the user must fetch. The setting download.bring names the sources that have such files.
+    Raise ValueError if files of such a source are missing. The message ends with the hint that download.bring gives for
+    the source. Sources in the folders `but` are not checked."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
@@ -137,8 +138,8 @@ def is_multistream_index(path: Path) -> bool:
 
 
 def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
-    """Return {URL: size in bytes} for `given`, a URL on a store. The URL may name a file, a folder (which gives the
-    files below it whose suffix fits `kind`) or a glob (which gives its matches). Raises ValueError naming `label` if
+    """Return {URL: size in bytes} for the files that `given` names. `given` is the URL of a file, a folder or a glob on
+    a store. In a folder, the files at any depth whose suffix fits `kind` count. Raises ValueError naming `label` if
     there is no file."""
     if glob.has_magic(given) and storage.find_file(given) is None:
         found = {

@@ -35,7 +35,8 @@ _MOST = 0.9
 
 
 def read_texts(path: str) -> Iterator[str]:
-    """Yield the texts of a file or archive. A text with tags or entities of HTML comes with them and without.
+    """Yield the texts of a file or archive. A text with tags or entities of HTML is yielded twice: as it is, and as
+    plain text.
 
     Raises ValueError naming the file if it cannot be read.
     """
@@ -139,9 +140,9 @@ def _read_parquet(path: str) -> Iterator[str]:
 
 
 def _read_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of a file of lines, by what the lines look like. A table gives its fields. A file with a token
-    per line gives its sentences. Any other file gives its short lines, since each may be a text of its own, such as a
-    question. A file that is no table also gives its whole text."""
+    """Yield the texts of a file of lines. What is yielded depends on what the lines look like: the fields of a table,
+    the sentences of a file with a token per line, or the short lines of any other file. A short line may be a text of
+    its own, such as a question. If the file is no table, its whole text is yielded too."""
     filled = [line for line in lines if line.strip() and not line.startswith("# ")]
     tabs = sum("\t" in line for line in filled)
     if filled and tabs >= _MOST * len(filled):
@@ -159,9 +160,9 @@ def _read_lines(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _join_tokens(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the sentences of a table that has one token in each row. An empty row ends a sentence. The column with the
-    most distinct values is taken for the tokens. If many values in this column have spaces, it has no tokens, and
-    nothing is yielded."""
+    """Yield the sentences of a table that has one token in each row. An empty row ends a sentence. The tokens are
+    assumed to be in the column with the most distinct values. If many values in this column have spaces, the values are
+    no tokens, and nothing is yielded."""
     rows = list(rows)
     filled = [row for row in rows if len(row) > 1]
     width = max(map(len, filled), default=0)

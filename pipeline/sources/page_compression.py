@@ -19,11 +19,12 @@ CODECS = {"UNCOMPRESSED", "SNAPPY", *_STREAMED}
 
 
 class PageError(ValueError):
-    """A page is damaged, or does not follow the format."""
+    """A page of a Parquet file is damaged, or does not follow the format."""
 
 
 class UnreadableFormatError(Exception):
-    """A page has a form that pyarrow can read, but the code here cannot. The values before this page were yielded."""
+    """A page of a Parquet file has a form that pyarrow can read, but the code here cannot. The values before this page
+    were yielded."""
 
 
 def expand(raw: IO[bytes] | io.RawIOBase, *, codec: str, size: int) -> Iterator[bytes]:
@@ -41,9 +42,9 @@ def expand(raw: IO[bytes] | io.RawIOBase, *, codec: str, size: int) -> Iterator[
 
 
 def _list_snappy_steps() -> tuple[list[int], list[int]]:
-    """Return two tables about the elements of Snappy data, both indexed by the element's first byte. The first table
-    has the element's size, or 0 for a long literal, whose size follows the first byte. The second has the number of
-    bytes of text for which the element stands."""
+    """Return two tables about the elements of Snappy data, both indexed by an element's first byte. The first table has
+    the size of the element, or 0 for a long literal, whose size follows the first byte. The second table says how many
+    bytes of text the element stands for."""
     steps, lengths = [], []
     for tag in range(256):
         size = (tag >> 2) + 1
@@ -118,7 +119,8 @@ def take_byte(stream: IO[bytes] | io.RawIOBase) -> int:
 
 
 def read_varint(stream: IO[bytes] | io.RawIOBase) -> int:
-    """Return the next number of a stream, which is stored as a varint: 7 bits in each byte, the lowest first."""
+    """Return the next number of a stream. It is stored as a varint, with 7 bits in each byte and the lowest bits
+    first."""
     value = shift = 0
     while True:
         byte = take_byte(stream)

@@ -106,8 +106,9 @@ def _open_page(
 def _open_page_2(
     raw: _Counted, page: dict[int, Any], *, size: int, codec: str, nullable: bool
 ) -> tuple[npt.NDArray[np.bool_], int, _Content]:
-    """Return what _open_page returns, for a page of Parquet's second version. The levels of such a page, which say
-    which rows have a value, are not compressed."""
+    """Return (present, encoding, content) of a page of Parquet's second version. `present` tells for each row whether
+    it has a value. `content` has the values, in the form that `encoding` names. In such a page, only the values are
+    compressed."""
     levels = raw.take(page[5])
     raw.take(page[6])
     rest = size - page[5] - page[6]
@@ -166,7 +167,7 @@ class _Dictionary:
 
 
 class _Content:
-    """The decompressed content of a page, which has `size` bytes. The bytes are taken in order."""
+    """The decompressed content of a page, `size` bytes in all. The methods take its bytes in order."""
 
     def __init__(self, pieces: Iterator[bytes], size: int) -> None:
         self._pieces, self._left = pieces, size
@@ -201,7 +202,8 @@ class _Content:
 
 
 class _Counted(io.RawIOBase):
-    """The next `size` bytes of `stream`, as a stream of their own. `checksum` is their CRC-32, if it is known."""
+    """A stream that gives the next `size` bytes of `stream`. `checksum` is the CRC-32 of these bytes, if it is
+    known."""
 
     def __init__(self, stream: IO[bytes] | _Counted, size: int, *, checksum: int | None = None) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""Reads records with a text column from JSON lines and Parquet files. Each row is a document, or each row is one
-sentence and a document ends where the source's settings say (a new value in document_column, a blank row or a number of
-rows)."""
+"""Reads records with a text column from JSON lines and Parquet files.
+
+Either each row is a document, or each row is one sentence. In the second case, the source's settings say where a
+document ends: at a new value in document_column, at a blank row, or after a number of rows.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,8 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split.
-    Also yield a Drop (a counted omission) for each row or sentence that is left out of these documents."""
+    """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split, and
+    a Drop (a counted omission) for each row or sentence that the documents lack."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0

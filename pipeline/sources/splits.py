@@ -58,10 +58,11 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def join_plentiful(splits: Sequence[Split]) -> list[Split]:
-    """Return the splits, with fewer shares of a file if its shares would be small beside the whole input. A share is a
+    """Return the splits, with fewer shares for a file whose shares would be small beside the whole input. A share is a
     split that reads a whole file and takes some of the documents, so many shares cost time.
 
-    The number of shares depends only on the input, not on the workers, so that a build can continue with other workers.
+    How many shares a file gets depends only on the input, not on the workers, so that a build can continue with other
+    workers.
     """
     total = sum(split.text_bytes for split in splits)
     found: list[Split] = []
@@ -78,9 +79,9 @@ def join_plentiful(splits: Sequence[Split]) -> list[Split]:
 
 
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
-    """Return the splits of each worker, for at most `workers` workers (a worker without splits is left out). Each
-    split, from the largest to the smallest, goes to the worker with the least text so far. So no worker gets more than
-    a fair share plus one split."""
+    """Divide the splits among at most `workers` workers, and return the splits of each worker. A worker without splits
+    is left out. Each split, from the largest to the smallest, goes to the worker with the least text so far. So no
+    worker gets more than a fair share plus one split."""
     dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
     least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):
@@ -116,8 +117,8 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
-    """Raise ValueError if a source gave no document. The message names the source's path, and how many documents, pages
-    and sentences were left out for which reason (`drops`).
+    """Raise ValueError if a source gave no document. The message names the source's path, and says from `drops` how
+    many documents, pages and sentences were left out for which reason.
 
     A dump without any wikitext (Wikidata), or with nothing but lists, is accepted if other sources gave documents.
     `others` is the number of documents from other sources.
@@ -136,8 +137,9 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
 
 
 def _has_other_models_only(drops: Mapping[str, int]) -> bool:
-    """Return whether pages were dropped because their content is not wikitext, and every other drop was a redirect or a
-    page outside the main namespace. `drops` counts the dropped pages by reason."""
+    """Return whether a dump has no wikitext in its articles, like the dump of Wikidata. This is so if pages were
+    dropped because their content is not wikitext, and every other drop was a redirect or a page outside the main
+    namespace. `drops` counts the dropped pages by reason."""
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 

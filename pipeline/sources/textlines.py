@@ -25,7 +25,7 @@ LONGEST_LINE = 64 << 20
 _LINE = re.compile(rb"[^\r\n]*(?:\r{0,2}\n|\r)|[^\r\n]+")
 _LOOK_BYTES = 1 << 16  # more than enough for the end of a line
 TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
-"""Estimated bytes of plain text per byte of a file, by compression; it only affects how work is divided."""
+"""For each compression, the estimated bytes of plain text per byte of a file. It affects only how work is divided."""
 
 
 def split_lines(
@@ -34,9 +34,9 @@ def split_lines(
     """Return the splits of a file, as ranges of about `split_bytes` (default: SPLIT_BYTES). `source` is the source's
     index in the config.
 
-    `boundary(file, position)` returns the first offset from `position` on where the file may be cut. If `boundary` is
-    None or the file is compressed, the file cannot be cut. It is then divided into shares (each reads the whole file
-    and takes some of the documents), or stays one split if `split_bytes` is given.
+    `boundary(file, position)` returns the first offset at or after `position` where the file may be cut. If `boundary`
+    is None or the file is compressed, the file cannot be cut. It then stays one split if `split_bytes` is given.
+    Otherwise it is divided into shares (each reads the whole file and takes some of the documents).
     """
     compression = compression_of(path)
     size = storage.size_of(path)
@@ -58,8 +58,8 @@ def split_lines(
 def cut_file(
     path: str | Path, *, cuts: Sequence[int], source: int, text_share: Mapping[str, float] = TEXT_SHARE
 ) -> list[Split]:
-    """Return one split for each range of bytes between neighbouring offsets in `cuts`. `text_share` has the estimated
-    bytes of plain text per byte of a file, by compression."""
+    """Return one split for each range of bytes between neighbouring offsets in `cuts`. `text_share` says, for each
+    compression, about how many bytes of plain text a byte of the file gives."""
     share = text_share[compression_of(path)]
     return [Split(source, str(path), a, b, b - a, round(share * (b - a))) for a, b in pairwise(cuts)]
 
@@ -140,6 +140,7 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Return the lines of `data` with their line breaks. splitlines is used where possible, because it is eight times
-    as fast as _LINE. But it takes \\r\\r\\n for two line breaks, so data with \\r\\r\\n are split by _LINE."""
+    """Return the lines of `data` with their line breaks. splitlines is eight times as fast as the pattern _LINE, so it
+    is used where possible. But it takes \\r\\r\\n for two line breaks. Therefore data with \\r\\r\\n are split by
+    _LINE."""
     return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)

@@ -70,8 +70,8 @@ def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None)
 
 
 def _next_stream(path: str | Path, position: int) -> int | None:
-    """Return the offset of the first compressed stream at or after `position` whose content begins with a page. Return
-    None if none of the next _MOST_TRIED_STREAMS streams begins with a page."""
+    """Search from byte `position` on for a compressed stream that begins with a page. Return the offset of the first
+    such stream, or None if none of the next _MOST_TRIED_STREAMS streams begins with a page."""
     for _ in range(_MOST_TRIED_STREAMS):
         found = _search(path, position, _STREAM)
         if found is None:
@@ -118,7 +118,7 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Return what the head of a dump says of its wiki (language, namespaces). If the file has no head, the fields of
+    """Return what the head of a dump says about the wiki (language, namespaces). If the file has no head, the fields of
     the SiteInfo are empty. Its field `is_fragment` is True if the file has only bare <page> elements."""
     head, found = b"", -1
     for piece in read_pieces(path):
@@ -135,10 +135,10 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield a document for each article of a split, in order. Between them, yield a Drop (a counted omission) for every
-    page that is not an article, and for every sentence that is left out.
+    """Yield a document for each article of a split, in order. Between the documents, yield a Drop (a counted omission)
+    for every page that is not an article, and for every sentence that is left out.
 
-    Raises RuntimeError naming file and page if the conversion has a bug.
+    Raises RuntimeError naming file and page if a page cannot be converted because of a bug.
     """
     size = storage.size_of(split.path)
     is_part = split.start > 0 or split.end not in (-1, size)
@@ -175,9 +175,9 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. Because the last page may continue
-    in the blocks after the split, these are read up to their first <page>. `size` is the file's size. `is_fragment`
-    says that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
+    """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. The last page may continue in the
+    blocks after the split. So these blocks are read too, up to their first <page>. `size` is the file's size.
+    `is_fragment` says that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):
@@ -209,8 +209,8 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
-    """Return the names of namespaces and redirects in a wiki. They are the names in the dump's siteinfo, and the names
-    known for the dump's language and for `language`."""
+    """Return the names of namespaces and redirects in a wiki. The dump's siteinfo gives some of the names. The names
+    known for the dump's language and for `language` are added."""
     languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
     # All are united, because a siteinfo in another language must not hide the configured language's known names.
     return wiki_names(sorted(languages), siteinfo=site.namespaces)

@@ -70,9 +70,9 @@ def _wrap_width(lines: list[str], *, measure: Callable[[str], int] = len) -> int
 
 
 def _join_lines(lines: list[str], *, width: int, measure: Callable[[str], int]) -> list[str]:
-    """Divide the lines into blocks, and return the paragraphs that _join_block (or _join_wide_block) makes of each
-    block. A block ends before a blank line, or before an indented line that follows a line without indent. `width` is
-    the wrap width."""
+    """Divide the lines of a book into blocks, rejoin the wrapped lines of each block, and return the paragraphs. A
+    block ends before a blank line, or before an indented line that follows a line without indent. `width` is the width
+    at which the lines are wrapped. `measure` is len, except for Chinese and Japanese."""
     paragraphs: list[str] = []
     block: list[str] = []
     was_indented = False
@@ -92,8 +92,8 @@ def _join_wide_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a Chinese or Japanese block, joined where a line ended only because it was full.
 
     A line ends a paragraph if the next character or word would have fitted well before the width. A line that begins
-    with an ideographic space begins a paragraph. The exception is a block whose lines are all indented: a line with two
-    or more such spaces then begins no paragraph.
+    with an ideographic space begins a paragraph. But if all lines of the block are indented, only a line with exactly
+    one such space begins a paragraph.
     """
     are_indented = [line.startswith("\u3000") for line in block]
     starts = [0]
@@ -110,9 +110,9 @@ def _join_wide_block(block: list[str], *, width: int) -> list[str]:
 def _join_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a block, joined where a line was broken only because the next word had no room.
 
-    Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next word
-    would fit. If at most a third of the lines were ended on purpose, the block is prose and becomes one line. Otherwise
-    the block is verse or a list. It then keeps its lines, except that a line starting with a small letter continues the
+    Rows with columns stay separate. A line was ended on purpose if the next word would have fitted well before the
+    width. If at most a third of the lines were ended on purpose, the block is prose and becomes one line. Otherwise the
+    block is verse or a list, and it keeps its lines. Only a line that starts with a small letter is then joined to the
     line before.
     """
     lines = [line.strip() for line in block]
@@ -148,8 +148,9 @@ def _is_unspaced(left: str, right: str, *, lines: list[str]) -> bool:
     """Return whether no space belongs between the characters `left` and `right`, which stand before and after a line
     break.
 
-    If only one of the two is Chinese or Japanese, the writer's habit decides. It shows in `lines`, where such
-    characters meet Latin letters or digits. If at least half of these places have no space, no space belongs here.
+    If only one of the two is Chinese or Japanese, the habit of the text decides: the places within `lines` where such a
+    character meets a Latin letter or digit are counted. If at least half of the places have no space, no space belongs
+    at the line break either.
     """
     if _UNSPACED.match(left) and _UNSPACED.match(right):
         return left not in _SPACED_AFTER

@@ -120,11 +120,11 @@ def open_filesystem(url: StrPath) -> tuple[Any, str]:
 
 @contextmanager
 def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
-    """Turn pyarrow's errors about a store, if raised in the block, into a StorageError that names `url`, cause and
+    """If pyarrow raises an error about a store in the block, raise a StorageError instead that names `url`, cause and
     remedy.
 
-    Set `of_content` if the block also parses what it reads. OSErrors that do not come from the store then pass
-    unchanged.
+    Set `of_content` if the block also parses what it reads. OSErrors that do not come from the store are then left as
+    they are.
     """
     try:
         yield
@@ -138,8 +138,8 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """If a "disk full" error that names no file is raised in the block, add `folder` to its message. `folder` has the
-    local temporary files."""
+    """If the block raises a "disk full" error that names no file, add `folder`, where the local temporary files are, to
+    the error's message."""
     try:
         yield
     except OSError as error:
@@ -167,7 +167,7 @@ def raise_outage(error: Exception, *, url: StrPath) -> None:
 
 @cache
 def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
-    """Return the client of process `pid`, which is created on the first call. `settings` is what _settings returns.
+    """Return the client of process `pid`. The first call creates it. `settings` is what _settings returns.
 
     A client made before a fork would share the parent's connections. Because `pid` is a part of the cache key, the
     child gets a client of its own. The parent's client stays unused in the child's cache.

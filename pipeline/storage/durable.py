@@ -54,15 +54,15 @@ def rename_file(source: Path, *, final: Path) -> None:
 
 
 def replaced_by(name: str) -> str:
-    """Return the name of the file that replace_file was writing when it was killed. `name` is the name of the temporary
-    file that it left behind. For the name of any other file, return ""."""
+    """Return the name of the file that a killed replace_file was about to replace. `name` is the name of the temporary
+    file that was left behind. If `name` is any other file's name, return ""."""
     found = _PARTIAL.fullmatch(name)
     return found[1] if found else ""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that is raised in the block and names no file, such as "disk full"."""
+    """If the block raises an OSError that names no file, such as "disk full", add `path` to the error."""
     try:
         yield
     except OSError as error:
@@ -84,8 +84,8 @@ def put_in_place(temporary: Path, *, final: Path) -> Path | None:
     return the path where this old folder is now, so that the caller can remove it. Otherwise return None.
 
     On a system that can exchange two folders, `final` is whole at every moment. On other systems, two renames are
-    needed. If the process is killed between the two, there is no folder at `final`. The old folder is then beside it,
-    under the name of `final` with ASIDE in front.
+    needed. If the process is killed between the two renames, there is no folder at `final`. The old folder is then in
+    the same parent folder, under the name of `final` with ASIDE in front.
     """
     replaced = None
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

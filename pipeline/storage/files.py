@@ -48,8 +48,8 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The name, size and time of a file. `name` is relative to the folder that was listed, with forward slashes; `size`
-    is in bytes, and `modified` in seconds since 1970."""
+    """The name, size and time of a file. `name` is the path relative to the folder that was listed, with forward
+    slashes. `size` is in bytes, and `modified` is in seconds since 1970."""
 
     name: str
     size: int
@@ -129,8 +129,8 @@ def make_folder(path: StrPath) -> None:
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
     """Write a whole file, which appears complete or not at all. `data` is bytes, or anything with the buffer protocol.
 
-    If the local folder of the file is missing, it is created if `make_folders` is true. If `make_folders` is false, a
-    missing folder raises OSError. This suits callers whose folder another process may remove on purpose.
+    A missing local folder of the file is created. If `make_folders` is false, a missing folder raises OSError instead.
+    This suits callers whose folder another process may remove on purpose.
     """
     if not is_url(path):
         with replace_file(local_path(path), make_folders=make_folders) as stream:
@@ -164,10 +164,10 @@ def fetch_file(path: StrPath, target: StrPath) -> None:
 
 @contextmanager
 def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a seekable file to write, which appears under its name if the block ends without an error.
+    """Yield a seekable file to write. The file appears under its name if the block ends without an error.
 
     For a store the content goes to a temporary file (in TMPDIR), which is then uploaded. With `in_place` a local file
-    is written directly under its name and removed on an error, which is enough if nobody reads the file before it is
+    is written directly under its name, and removed on an error. This is enough if nobody reads the file before it is
     complete.
     """
     if not is_url(path):
@@ -182,7 +182,8 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
 
 @contextmanager
 def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
-    """Yield a file to write sequentially, without a local copy. On a store only the data in transfer are in memory.
+    """Yield a file to write sequentially, without a local copy. On a store, memory holds only the data that are being
+    sent.
 
     If the block fails, part of the file may remain. So use this only for files that readers ignore until another file,
     which is written later, names them.
@@ -282,8 +283,8 @@ def exists(path: StrPath) -> bool:
 
 
 def file_version(path: StrPath) -> str:
-    """Return a text that changes when the file is rewritten. It has the file's size, and the store's entity tag or else
-    the modification time."""
+    """Return a text that changes when the file is rewritten. The text is made from the file's size and, on a store, its
+    entity tag. If there is no entity tag, the modification time is used instead."""
     if is_url(path):
         with open_native(path) as stream, name_errors(path):
             size = stream.size()

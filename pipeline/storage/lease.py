@@ -55,7 +55,7 @@ _LOCK = ".lock"
 
 
 class LeaseError(PassingError):
-    """Another command uses the output, or has taken it over."""
+    """Another command uses the output, or has taken over the lease on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The content of a file in FOLDER/lease. With this file, a command claims the lease (the right to write to an
-    output)."""
+    """The content of a file in FOLDER/lease. By writing such a file, a command claims the lease (the right to write to
+    an output)."""
 
     number: int
     """One more than the greatest number that the command saw in other claims."""
@@ -101,12 +101,12 @@ def hold(
     note_loss: Callable[[], object] = lambda: None,
     name: str = "",
 ) -> Iterator[str]:
-    """Take the lease on `folder` (the right to write there alone), keep it alive inside the block and give it back.
+    """Take the lease on `folder` (only its holder may write there), keep it alive inside the block and give it back.
     Yield the lease's token, a text that `held` checks. The folder is created if it is missing.
 
     If a command on another machine, or in another container, has the lease, call `say` with a message and wait for a
-    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is what messages
-    call the output (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss
+    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is the output's
+    name in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss
     with `say`, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
@@ -139,10 +139,11 @@ def hold(
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
     """Run the block only if `token` has the lease on `folder`, and raise LeaseError otherwise. In a local folder,
-    nobody can take over the lease while the block runs. On a store, the token is only checked right before the block.
+    nobody can take over the lease while the block runs. On a store, the token is checked only once, right before the
+    block.
 
-    If `token` is None, nothing is checked; this is for callers whose folder nobody else uses. `name` is what messages
-    call the output.
+    If `token` is None, nothing is checked; this is for callers whose folder nobody else uses. `name` is the output's
+    name in messages.
     """
     if token is None:
         yield
@@ -179,9 +180,9 @@ def take(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease on `folder`, which is the first step of `hold`, and return this process as the lease's holder.
-    Raises LeaseError if another command has the lease and is alive, and KeyboardInterrupt if `stop` receives a signal
-    during the wait for that command."""
+    """Take the lease on `folder`, and return this process as the lease's holder. The function `hold` begins with this
+    step. Raises LeaseError if another command has the lease and is alive, and KeyboardInterrupt if `stop` receives a
+    signal during the wait for that command."""
     folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
     silent: set[Claim] = set()
@@ -315,8 +316,8 @@ def _contend(
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
     """Return the claims whose commands may be alive. A claim is the file of a command that has the lease or wants it.
 
-    A claim is left out in three cases: a later holder of the lease has made it invalid, it is in `silent`, or its
-    process is known to be gone.
+    A claim is left out in three cases: a later holder of the lease has made the claim invalid, the claim is in
+    `silent`, or the claim's process is known to be gone.
     """
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
