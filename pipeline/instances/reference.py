@@ -32,7 +32,8 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Return the pairs and the masks of all passes over a bucket (the documents of one shard), in the same order.
+    """Return the pairs and the masks of all passes over a bucket (the documents of one shard). The masks are in the
+    order of the pairs.
 
     The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
     does not matter, because they are sorted by id and the ids seed the random generator.

@@ -25,8 +25,8 @@ class Rows:
     (int32[n]) is the number of tokens of [CLS], first segment and [SEP] together. `label` (int8[n]) is -1 if the row
     has no label. `document_id` and `second_document_id` (uint8[n, 16]) are the ids of the documents of the two
     segments. `has_second` (bool[n]) says whether there is a second segment; if not, `second_document_id` is zero.
-    `pass_number` is int32[n]. `source` (uint16[n]) is the source of the first document. `keys` (uint64[n]) are random
-    keys for the masks.
+    `pass_number` is int32[n]. `source` (uint16[n]) is the index of the first document's source. `keys` (uint64[n]) are
+    random keys for the masks.
     """
 
     ids: Ids
