@@ -326,7 +326,7 @@ def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, res
 
 
 def say_what_came_out(manifest: Manifest, *, root: Any, say: Say) -> None:
-    """Print the numbers of rows and shards of the finished data set, and the path of its report."""
+    """Print how many rows and shards the finished data set has, and the path of its report."""
     say(
         f"{root}: {count_of(manifest.num_rows('train'), 'training row')} ({manifest.num_tokens('train'):,} tokens) in "
         f"{count_of(len(manifest.shards_of('train')), 'shard')}, "

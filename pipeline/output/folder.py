@@ -116,7 +116,7 @@ class BuildOutput(ABC):
         self._token = self._lease.enter_context(holding)
 
     def _look(self) -> bool:
-        """Whether the folder holds a finished data set that this build would make.
+        """Whether the folder already holds a finished data set, made with the identity of this build.
 
         Raises ValueError if the folder holds a different data set, or files that no build has written.
         """

@@ -191,7 +191,7 @@ def _words_remedy(source: SourceConfig, *, config: PipelineConfig) -> str:
 
 def _list_repeated_lines(result: BuildResult, *, sentences: int, documents: int) -> list[str]:
     """Return a warning for each of the most frequent lines that repeat all over the data set. `sentences` and
-    `documents` are the numbers of all sentences and documents in it."""
+    `documents` say how many sentences and documents the data set has in total."""
     lines: Counter[str] = sum((tally.repeated_lines for tally in result.tallies.values()), Counter())
     spread: Counter[str] = sum((tally.repeated_in for tally in result.tallies.values()), Counter())
     return [
