@@ -117,7 +117,8 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 class Spill:
     """Writes records of rows and documents to temporary files of this process in `folder`. The records are divided into
-    parts, which are checked one at a time; `parts` says how many. The files are named <kind>-<part>-<process id>.
+    parts, which are checked one at a time; `parts` says how many parts there are. The files are named
+    <kind>-<part>-<process id>.
 
     A process has one file for each kind and part, so the number of files does not depend on the number of shards.
     """

@@ -49,7 +49,7 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
     """Return bool[n]: whether each row has at least one of the mask sets (choices of positions to predict) in `lists`.
-    `lists` has either a bool for each mask set of the block, or the numbers of some mask sets."""
+    `lists` has either a bool for each mask set of the block, or the indices of some mask sets."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -65,8 +65,8 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check which tokens are masked, and what replaces them. Add the numbers of [MASK], kept and random tokens to
-    `counts`. `block` must only have rows that passed check_shape.
+    """Check which tokens are masked, and what replaces them. Add to `counts` how many masked tokens became [MASK], were
+    kept, or became random tokens. All rows of `block` must have passed check_shape.
 
     `starts` (bool[tokens]) is true for tokens that begin a word, and `known` (bool[n]) is true for rows where `starts`
     is certain. Both come from find_words. In a data set of the published algorithm, join_published has then changed

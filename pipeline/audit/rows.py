@@ -1,7 +1,7 @@
 """Checks each row of one row group: layout, ids, lengths, labels, documents.
 
-Pure: takes a block (the row group as arrays) and adds to Findings and Counts. If a row fails these checks, its masks
-are not checked (masks.py).
+The functions take a block (the row group as arrays), add to Findings and Counts, and read no files. If a row fails
+these checks, its masks are not checked (masks.py).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Counts:
 
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows for which `wrong` (bool[n]) is true to `findings`: as faults of the check `check`, or as notes (odd
-    but explained) if `note` is true.
+    """Add the rows for which `wrong` (bool[n]) is true to `findings`. They are faults of the check that is named
+    `check`, or notes (odd but explained) if `note` is true.
 
     `text` describes the first of these rows. Fields in `text`, such as {length}, are replaced by the values of that
     row.

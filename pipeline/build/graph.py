@@ -348,8 +348,9 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[bytes] = ()) -> BucketCount:
-    """Return the number of distinct documents, and of their tokens, in one bucket (a group of documents). Only the
-    index of each extent (a range of a file) is read. `near` has the ids of near duplicates, which are not counted."""
+    """Return how many distinct documents one bucket (a group of documents) has, and how many tokens these documents
+    have. To count them, only the index of each extent (a range of a file) is read. `near` has the ids of near
+    duplicates, which are not counted."""
     index = read_index(extents)
     kept = index.distinct()
     if near:

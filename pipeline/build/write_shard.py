@@ -159,7 +159,7 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file, which checks its page checksums. Raises ShardError if its row groups differ from the
+    """Read the whole file; this also checks its page checksums. Raises ShardError if its row groups differ from the
     manifest entry `shard`, or if the number of rows with n tokens differs from rows_by_length[n] for any n."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

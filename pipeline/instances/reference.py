@@ -188,7 +188,8 @@ def reference_lines(
     dupe_factor: int,
     seed: int,
 ) -> Iterator[str]:
-    """Yield each instance (masked pair) of `dupe_factor` passes over `documents` as a line of JSON, in shuffled order.
+    """Yield all instances (masked pairs) as lines of JSON, in shuffled order. `dupe_factor` says how many passes over
+    `documents` are made.
 
     The keys are `tokens` (after masking), `segment_ids`, `is_random_next`, `masked_lm_positions` and
     `masked_lm_labels`.

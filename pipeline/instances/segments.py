@@ -44,7 +44,8 @@ class Pair(NamedTuple):
 
 
 class Corpus:
-    """Holds the documents to pair, the bounds of their units (sentences or pieces of them), and their word starts."""
+    """Holds the documents to pair. For each document, it also holds the bounds of the units (sentences or pieces of
+    them) and the word starts."""
 
     def __init__(self, documents: Sequence[TokenizedDocument], *, bounds: Sequence[list[int]]) -> None:
         self.documents = documents

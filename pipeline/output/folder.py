@@ -91,7 +91,7 @@ class BuildOutput(ABC):
         return self._mark.vocabulary_hash
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Write the hash of the vocabulary trained for this build to OUT/_build.json.
+        """Write to OUT/_build.json the hash of the vocabulary that was trained for this build.
 
         Raises LeaseError if another build took over.
         """

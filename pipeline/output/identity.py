@@ -37,8 +37,8 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of the vocabulary trained for this build to `text`, the content of OUT/_build.json. No file is
-        written here; the caller then writes `text` to the file."""
+        """Add to `text` (the content of OUT/_build.json) the hash of the vocabulary that was trained for this build. No
+        file is written here; the caller then writes `text` to the file."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:

@@ -156,8 +156,9 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig, read: ReadTall
 
 
 def _list_losses(read: ReadTally, *, config: PipelineConfig, is_known: bool) -> list[str]:
-    """Return two kinds of warnings about the sources. One names a source of which many characters are in [UNK]. The
-    other names a source with many characters in very long words, which are probably whole clauses without spaces.
+    """Return two kinds of warnings about the sources. One names a source if many of its characters are in [UNK]. The
+    other names a source if many of its characters are in very long words. Such words are probably whole clauses without
+    spaces.
 
     If `is_known` is true, the caller has already warned of [UNK]. The first kind then appears only if a source also has
     words longer than the tokenizer allows.

@@ -226,8 +226,8 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Return one dict for each source name. It has the counts in the manifest and, under `drops`, the number of items
-    left out for each reason."""
+    """Return one dict for each source name. It has the counts in the manifest. Under `drops`, it says how many items
+    were left out for each reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
