@@ -135,7 +135,7 @@ class Block:
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
-        """Return the place in the data set of row `row` of this block."""
+        """Return where in the data set one row of this block is. `row` is the row's index in the block."""
         return Place(self.file, self.row_group, int(self.numbers[row]))
 
     def take(self, rows: Bools) -> Block:

@@ -87,7 +87,7 @@ class Findings:
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
         """Add faults to the check that is named `check`, or notes (odd but explained) if `note` is true. `count` says
-        how many.
+        how many to add.
 
         `place` says where the first of these faults or notes is, and `text` says what is wrong there.
         """

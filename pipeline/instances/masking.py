@@ -162,7 +162,7 @@ def _batches(offsets: Int64s) -> list[tuple[int, int]]:
     """Divide n rows into batches of about _BATCH_TOKENS tokens. Return the range (first row, last row + 1) of each
     batch.
 
-    `offsets` [n + 1] are the rows' offsets in the tokens. The masks do not depend on this division.
+    `offsets` [n + 1] says where each row's tokens begin. The masks do not depend on this division.
     """
     batches = []
     begin, count = 0, offsets.size - 1

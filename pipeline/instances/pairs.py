@@ -181,7 +181,8 @@ def pair_document(
     rules: Rules,
     rng: random.Random,
 ) -> Iterator[Pair]:
-    """Yield the pairs of document `index`, truncated to fit a row. The caller may draw from `rng` between two pairs.
+    """Yield the pairs of one document, truncated to fit a row. `index` is the document's index in `corpus`. The caller
+    may draw from `rng` between two pairs.
 
     This function is not used if `next_sentence` is random_document in strict mode: partners.pair_chunks makes those
     pairs.

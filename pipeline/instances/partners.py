@@ -38,8 +38,8 @@ from pipeline.instances.segments import (
 
 ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpaired"
 """The reasons why a row has one segment and no label. ALONE: the bucket has no other document of the row's source.
-UNPAIRED: of the places in other documents that are followed by about as much text, all are partners of other chunks or
-have the text that truly follows."""
+UNPAIRED: no place in another document was fit. A fit place has about as much text after it as the chunk's own place, is
+not the partner of another chunk, and is not followed by the same text as the chunk."""
 _BLOCK = 32
 """Number of places in a block. The places of a source are sorted by the number of tokens that follow them, and divided
 into blocks. A chunk's partner is drawn from the block of the chunk's own place."""

@@ -101,7 +101,8 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Yield each pair of document `index`, with a dict from masked positions (ascending) to replacement ids."""
+        """Yield each pair of a document, with a dict from masked positions (ascending) to replacement ids. `index` says
+        which document."""
         pairs = pair_document(
             self._corpus,
             index=index,

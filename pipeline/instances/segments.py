@@ -147,8 +147,8 @@ def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) 
 
 
 def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
-    """Return the segment after `count` tokens were removed. Each time, a fair coin decides whether the first or the
-    last token is removed.
+    """Remove tokens from the segment, and return it. `count` says how many tokens to remove. Each time, a fair coin
+    decides whether the first or the last token is removed.
 
     The rest of a word that was cut is removed too, unless nothing of the segment would be left.
     """

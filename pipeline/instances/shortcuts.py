@@ -35,8 +35,9 @@ first."""
 WARN_ABOVE, FAIL_ABOVE = 0.55, 0.65
 """A build warns if the accuracy of a rule is above WARN_ABOVE, and fails if it is above FAIL_ABOVE."""
 ENOUGH_TO_WARN, ENOUGH_TO_FAIL = 1_600, 400
-"""The numbers of rows that a warning and a failure need at least. With fewer rows, chance alone can give such an
-accuracy. With this many, chance would have to deviate by four standard deviations or more."""
+"""A build warns of a rule only if the rule was measured on at least ENOUGH_TO_WARN rows. It fails only if there were at
+least ENOUGH_TO_FAIL. With fewer rows, chance alone can give such an accuracy. With this many, chance would have to
+deviate by four standard deviations or more."""
 RARE = 10_000
 """A token is rare if it makes up less than one in RARE of all tokens counted."""
 _BINS, _COARSE_BINS = 32, 16

@@ -49,7 +49,7 @@ _ENOUGH_ROWS = 400
 leave the allowed range by chance. (With this many, it would have to deviate by four standard deviations.)"""
 _ENOUGH_TO_WARN = 1600
 """If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
-warns is narrower, so more labels are needed."""
+warns is narrower than the range outside which it fails, so more labels are needed."""
 _MOST_CLAUSES = 0.1
 """A build warns if a larger share of a source's characters is in words so long that they are clauses."""
 MOST_UNKNOWN = 0.01
@@ -59,7 +59,7 @@ _REPEATED_SENTENCES, _REPEATED_DOCUMENTS = 0.01, 0.1
 """A build warns of a line that makes up a larger share of all sentences, or stands in a larger share of the documents,
 than this."""
 _MOST_LINES, _SHOWN_LINE = 3, 60
-"""The largest number of such lines that a build names, and of characters that it shows of each."""
+"""A build names at most _MOST_LINES repeated lines, and shows at most _SHOWN_LINE characters of each."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
