@@ -57,8 +57,8 @@ class ShardJob:
 
 @lru_cache(maxsize=1)
 def _read_manifest_once(root: str, audit: str) -> Manifest:
-    """Return the manifest at `root`, which is read only once in an audit. `audit` is different for each audit, because
-    the manifest may have changed since the audit before."""
+    """Return the manifest of the data set at `root`. In one audit, a process reads it only once. `audit` is a text that
+    is different in each audit, so that a later audit reads the manifest again."""
     return read_manifest(root)
 
 

@@ -173,9 +173,8 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """Return the tokenizer of the vocabulary that an earlier start of this build has trained for its own use. Return
-    None if vocabulary.path is set, if no vocabulary was trained, or if the vocabulary's file is missing or has
-    changed."""
+    """If an earlier start of this build trained a vocabulary, return its tokenizer. Return None if vocabulary.path is
+    set, if no vocabulary was trained, or if the vocabulary's file is missing or has changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))

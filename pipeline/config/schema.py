@@ -338,7 +338,7 @@ class PipelineConfig(Settings):
         if not all(self.hold_out):
             raise ValueError("hold_out names an empty path; give a file, a folder or a glob")
         sources = tuple(source.with_wikitext(self.wikitext) for source in self.sources)
-        object.__setattr__(self, "sources", sources)  # readers get a source alone
+        object.__setattr__(self, "sources", sources)  # because a reader gets one source, not the config
         self._check_weights()
         check_dictionary_words(self.dictionary_words, spoken=[source.language for source in self.sources])
         for name in self.download.bring:
