@@ -203,8 +203,8 @@ def have_common_lines_only(block: Block, *, documents: npt.NDArray[np.uint64], f
     row has nothing but lines that repeat all over, such as a notice at the end of every page.
 
     `documents` (uint64[n]) has a key of each row's first document. Text is compared in runs of _RUN tokens without
-    [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so this takes a tenth of a row group's
-    time. A row with fewer than two chosen runs is not common.
+    [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so that this check takes only a tenth of
+    the time spent on a row group. A row with fewer than two chosen runs is not common.
     """
     inside = np.ones(block.ids.size, np.bool_)
     own = block.lengths > 0

@@ -3,8 +3,8 @@ follows A.
 
 A shard is read twice. The first reading keeps 40 bytes for each negative, with a hash of B and a hash of the tokens
 around the boundary between A and B. The second reading looks for the same tokens in every segment of A's document, and
-across the boundary of pairs labelled next. If the text is too short or repetitive, only the check for contradicting
-labels (across.py) looks at it.
+across the boundary of pairs labelled next. A negative with too short or repetitive text is not searched for. Only the
+check for contradicting labels (across.py) covers such a negative.
 """
 
 from __future__ import annotations

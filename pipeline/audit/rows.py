@@ -78,8 +78,8 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
     """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows that
-    have the right layout and only ids inside the vocabulary. The ids that the model gets at masked positions count
-    too."""
+    have the right layout and only ids inside the vocabulary. The ids that the model gets at masked positions must be
+    inside the vocabulary too."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):

@@ -46,7 +46,7 @@ class ShardJob:
 
     @property
     def manifest(self) -> Manifest:
-        """The set's manifest."""
+        """The manifest of the data set."""
         return _read_manifest_once(self.root, self.spill)
 
     @property

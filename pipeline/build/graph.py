@@ -1,7 +1,7 @@
 """The Beam graph of a build.
 
-No step groups by key. Instead, each file has a table of contents, by which a later step finds the right data in the
-file. So an engine holds one file name for each split, not one for each bucket of each split. The graph avoids tagged
+No step groups by key. Instead, steps write files with a table of contents, by which a later step finds the data that it
+needs. So an engine holds one file name for each split, not one for each bucket of each split. The graph avoids tagged
 outputs and output from finish_bundle, because some engines lose them. Beam's counters are for display only. Every
 engine gives the same shards, because every group is sorted and every random draw is keyed by the data.
 """

@@ -64,10 +64,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     """Build the data set that `config` describes in the folder config.output, and return its manifest. `say` shows
     messages to the user.
 
-    If the folder has a finished data set of the same config and inputs, it stays unchanged. If it has an unfinished
-    one, the build is continued: splits and shards that were finished are used if they still match their hashes. Raises
-    ValueError for whatever the user can fix; the message names the place, the value and the remedy. If the input or the
-    settings are at fault, nothing stays in config.output.
+    If the folder has a finished data set of the same config and inputs, the data set stays unchanged. If the data set
+    is unfinished, the build is continued. Finished splits and shards are then used if they still match their hashes.
+    Raises ValueError for whatever the user can fix; the message names the place, the value and the remedy. If the input
+    or the settings are at fault, nothing stays in config.output.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)

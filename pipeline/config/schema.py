@@ -182,7 +182,7 @@ class DumpConfig(Settings):
 
 class DownloadConfig(Settings):
     """The settings that say what `make download` (`python -m pipeline.download config FILE`) fetches, and which files
-    you must get yourself. Builds ignore them."""
+    you must get yourself. Builds ignore these settings."""
 
     wikipedia: tuple[DumpConfig, ...] = ()
     """Dumps to fetch."""

@@ -103,10 +103,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    `ids` and `special` (whether it is a special token) have an entry for each token. `begin` (the first token),
-    `length` (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry
-    for each word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to
-    predict) have an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
+    `ids` and `special` (whether the token is special) have an entry for each token. `begin` (the first token), `length`
+    (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry for each
+    word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to predict) have
+    an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
     """
 
     ids: Ids
