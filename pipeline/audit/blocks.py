@@ -159,8 +159,8 @@ class Block:
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    """Return int64[n + 1]: where each of n consecutive runs begins, and where the last run ends. `lengths` (int64[n])
-    has the lengths of the runs."""
+    """Return int64[n + 1]: where each of n consecutive runs of values begins in a flat array, and where the last run
+    ends. `lengths` (int64[n]) has the lengths of the runs."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
