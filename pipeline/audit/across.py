@@ -1,9 +1,9 @@
 """Checks over all shards: identical rows, contradicting labels, documents in two shards, and documents in both training
 and validation.
 
-Workers write a record of 49 bytes for each row, and of 24 bytes for each document of each row group, to a temporary
-folder (the spill). Hashes divide the records into parts of about PART_BYTES. Only one part is sorted at a time, so
-memory does not grow with the data set.
+Workers write records to a temporary folder (the spill): 49 bytes for each row, and 24 bytes for each document of each
+row group. Hashes divide the records into parts of about PART_BYTES. Only one part is sorted at a time, so memory does
+not grow with the data set.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ group is."""
 
 
 def num_parts(rows: int) -> int:
-    """Return the number of parts into which the temporary records of `rows` rows are divided. A part is small enough to
-    be loaded and checked at once."""
+    """Return how many parts the temporary records of a data set are divided into, so that each part is small enough to
+    be loaded and checked at once. `rows` is the number of rows in the data set."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
@@ -117,7 +117,8 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 class Spill:
     """Writes records of rows and documents to temporary files of this process in `folder`. The records are divided into
-    `parts` parts, which are checked one at a time. The files are named <kind>-<part>-<process id>.
+    parts, which are checked one at a time; `parts` says how many parts there are. The files are named
+    <kind>-<part>-<process id>.
 
     A process has one file for each kind and part, so the number of files does not depend on the number of shards.
     """
@@ -128,11 +129,11 @@ class Spill:
         self._held_bytes = 0
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append the records to the files of their parts; some records are written only by `flush`. `kind` is "rows" or
-        "documents".
+        """Append records to temporary files, which are divided into parts. Call `flush` after the last `add`, because
+        until then some records are only in memory. `kind` is "rows" or "documents".
 
-        A hash of the record's entry in `key` (uint64[records]) decides in which part a record is, so records with equal
-        keys are in the same part.
+        A hash of the record's entry in `key` (uint64[records]) decides to which part a record goes, so records with
+        equal keys go to the same part.
         """
         self._held.setdefault(kind, []).append((records, mix(key) % np.uint64(self._parts)))
         self._held_bytes += records.nbytes
@@ -154,10 +155,11 @@ class Spill:
 
 
 def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the records of `kind` ("rows" or "documents") that all shards wrote for part number `part` (records whose
-    hashes select this part), ordered by shard.
+    """Return the records of one part (a share of the temporary records, chosen by their hashes), from all shards,
+    ordered by shard.
 
-    `dtype` is the type of the records: ROW or DOCUMENT.
+    `kind` is "rows" or "documents", and `part` is the number of the part. `dtype` is the type of the records: ROW or
+    DOCUMENT.
     """
     files = sorted(folder.glob(f"{kind}-{part}-*"))
     found = np.concatenate([np.zeros(0, dtype), *(np.fromfile(path, dtype) for path in files)])
@@ -167,8 +169,8 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check one part (number `part`) of the records in `folder`, and return the findings and an array of counts.
-    Records of equal rows, or of one document, are always in the same part.
+    """Check one part of the records in `folder`, and return the findings and an array of counts. `part` is the number
+    of the part. Records of equal rows, or of one document, are always in the same part.
 
     The counts are int64[2, shards]: for each shard, how many of its rows are in another shard too, and how many
     documents it has. `shards` lists the paths of all shards. `held_out` says for each shard whether it is validation
@@ -236,7 +238,7 @@ def _check_labels(
     """Report pairs of segments that one row labels next and another row of the same document labels not next.
 
     `rows` has records of the type ROW, in which rows with the same ids are neighbours. `new_pair` (bool[rows]) is true
-    for the first row of such neighbours.
+    for the first row of each group of such neighbours.
     """
     if facts.next_sentence != "random_document":
         return
@@ -286,8 +288,8 @@ def _compare_documents(rows: npt.NDArray[Any], new_pair: Bools, *, held: Bools) 
     if no single document has this text in both training and validation. The second is true if the text repeats all over
     the corpus: it repeats lines within the row, or at least _FEWEST_DOCUMENTS documents have it.
 
-    Rows with the same text are neighbours in `rows`, and `new_pair` is true for the first of them. `held` is true for
-    rows of validation data.
+    Rows with the same text are neighbours in `rows`, and `new_pair` is true for the first row of each text. `held` is
+    true for rows of validation data.
     """
     group = np.cumsum(new_pair) - 1
     order = np.lexsort((held, rows["document"], group))

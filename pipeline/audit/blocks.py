@@ -94,7 +94,7 @@ class Block:
     these positions. `ids`, `positions` and `inputs` are int64. `num_tokens`, `first_length`, `label` (-1 if null),
     `source` and `pass_number` are the columns of these names, int64[n]. `document` and `second` (uint8[n, 16]) are the
     document ids of the two segments, zero if absent. `has_second` (bool[n]) is true if there is a second segment.
-    `numbers` (int64[n]) is the number of each row in its row group.
+    `numbers` (int64[n]) is the index of each row in its row group.
     """
 
     ids: Int64s
@@ -126,16 +126,16 @@ class Block:
 
     @property
     def token_rows(self) -> Int64s:
-        """For each token, the number of its row in this block, int64[tokens]."""
+        """The index of each token's row in this block, int64[tokens]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def entry_lists(self) -> Int64s:
-        """For each masked position, the number of its list (mask set) in this block, int64[entries]."""
+        """The index of the list (mask set) of each masked position in this block, int64[entries]."""
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
-        """Return the place in the data set of row `row` of this block."""
+        """Return where in the data set one row of this block is. `row` is the row's index in the block."""
         return Place(self.file, self.row_group, int(self.numbers[row]))
 
     def take(self, rows: Bools) -> Block:
@@ -159,8 +159,8 @@ class Block:
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    """Return int64[n + 1]: where each of n consecutive runs begins, and where the last run ends. `lengths` (int64[n])
-    has the lengths of the runs."""
+    """Return int64[n + 1]: where each of n consecutive runs of values begins in a flat array, and where the last run
+    ends. `lengths` (int64[n]) has the lengths of the runs."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -172,8 +172,8 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> npt.NDArray[np.uint64]:
-    """Return uint64[n]: a hash of each run values[offsets[i]:offsets[i + 1]], which depends on the order of the values.
-    An empty run has a hash too. With another `salt`, the hashes are unrelated."""
+    """Return uint64[n]: a hash of each run of values, values[offsets[i]:offsets[i + 1]]. The hash depends on the order
+    of the values. An empty run has a hash too. Hashes of the same run with different `salt` are unrelated."""
     lengths = np.diff(offsets)
     place = np.arange(values.size, dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     base = np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
@@ -185,9 +185,10 @@ def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> 
 def are_repetitive(block: Block) -> Bools:
     """Return for each row whether it has so few different tokens that it must repeat a few lines.
 
-    For a row of 128 tokens, the bound is 28 different tokens. Prose of this length has 80, and a repeated line of 10
-    tokens has 10. For a row of up to _SHORT tokens, the bound is half of its tokens. Prose of 34 tokens has 30
-    different ones, and a line of 16 tokens that occurs twice has 18.
+    A row is repetitive if it has no more different tokens than a bound, which grows with its length. For a row of 128
+    tokens, the bound is 28 different tokens. Prose of this length has 80, and a repeated line of 10 tokens has 10. For
+    a row of up to _SHORT tokens, the bound is about half of its tokens. Prose of 34 tokens has 30 different ones, and a
+    line of 16 tokens that occurs twice has 18.
     """
     rows = np.sort((block.token_rows.astype(np.int64) << 32) | block.ids.astype(np.int64))
     new = np.append(True, rows[1:] != rows[:-1])[: rows.size]
@@ -202,8 +203,8 @@ def have_common_lines_only(block: Block, *, documents: npt.NDArray[np.uint64], f
     row has nothing but lines that repeat all over, such as a notice at the end of every page.
 
     `documents` (uint64[n]) has a key of each row's first document. Text is compared in runs of _RUN tokens without
-    [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so this takes a tenth of a row group's
-    time. A row with fewer than two chosen runs is not common.
+    [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so that this check takes only a tenth of
+    the time spent on a row group. A row with fewer than two chosen runs is not common.
     """
     inside = np.ones(block.ids.size, np.bool_)
     own = block.lengths > 0

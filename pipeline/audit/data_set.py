@@ -167,8 +167,9 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Return (block, mismatched): row group `group` as a block (flat arrays), and bool[n], which is true for rows whose
-    masked positions and masked inputs differ in number. The block has no mask sets for these rows.
+    """Read the row group with the index `group`, and return (block, mismatched). `block` has the rows of this row group
+    as flat arrays. `mismatched` (bool[n]) is true for rows whose masked positions and masked inputs differ in number.
+    The block has no mask sets (choices of positions to predict) for mismatched rows.
 
     `name` is the file's path in the data set. Raises OSError or pyarrow.ArrowException if a page is damaged.
     """

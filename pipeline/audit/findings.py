@@ -62,7 +62,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Finding:
-    """The result of one check: of `looked_at` things, `faults` are wrong and `notes` are odd but explained."""
+    """The result of one check. `looked_at` says how many things were checked, `faults` how many were wrong, and `notes`
+    how many were odd but explained."""
 
     looked_at: int = 0
     faults: int = 0
@@ -80,11 +81,13 @@ class Findings:
     by_check: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
 
     def looked(self, check: str, count: int = 1) -> None:
-        """Record that the check `check` looked at `count` more things."""
+        """Record that a check looked at more things. `check` is the name of the check, and `count` says how many
+        things."""
         self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
-        """Add `count` faults to the check `check`, or `count` notes (odd but explained) if `note` is true.
+        """Add faults to the check that is named `check`, or notes (odd but explained) if `note` is true. `count` says
+        how many to add.
 
         `place` says where the first of these faults or notes is, and `text` says what is wrong there.
         """

@@ -3,8 +3,8 @@ follows A.
 
 A shard is read twice. The first reading keeps 40 bytes for each negative, with a hash of B and a hash of the tokens
 around the boundary between A and B. The second reading looks for the same tokens in every segment of A's document, and
-across the boundary of pairs labelled next. If the text is too short or repetitive, only the check for contradicting
-labels (across.py) looks at it.
+across the boundary of pairs labelled next. A negative with too short or repetitive text is not searched for. Only the
+check for contradicting labels (across.py) covers such a negative.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ class Sealed:
 
     `found` (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
     `repetitive` (a bool for each negative) is true if the row repeats a few lines. `seen` (an int64 for each negative)
-    says how often the text around the boundary stands in rows of the document. If that is clearly more often than the
-    document was read (`passes`), the document repeats the text, and the second segment then follows by chance.
+    says how often the text around the boundary occurs in rows of the document. `passes` is the number of passes over
+    the documents. If an entry of `seen` is clearly larger than `passes`, the document repeats the text, and the second
+    segment follows by chance.
     """
 
     keys: UInt64s

@@ -49,7 +49,7 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
     """Return bool[n]: whether each row has at least one of the mask sets (choices of positions to predict) in `lists`.
-    `lists` has either a bool for each mask set of the block, or the numbers of some mask sets."""
+    `lists` has either a bool for each mask set of the block, or the indices of some mask sets."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -65,8 +65,8 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check which tokens are masked, and what replaces them. Add the numbers of [MASK], kept and random tokens to
-    `counts`. `block` must only have rows that passed check_shape.
+    """Check which tokens are masked, and what replaces them. Add to `counts` how many masked tokens became [MASK], were
+    kept, or became random tokens. All rows of `block` must have passed check_shape.
 
     `starts` (bool[tokens]) is true for tokens that begin a word, and `known` (bool[n]) is true for rows where `starts`
     is certain. Both come from find_words. In a data set of the published algorithm, join_published has then changed
@@ -162,12 +162,12 @@ class _Words:
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return four arrays (int64). Each has an entry for every word in every mask set (choice of positions to predict)
-    that masks the word. The entries are ordered by mask set, then by word.
+    """Return four arrays (int64), which have an entry for each masked word of each mask set (choice of positions to
+    predict). The entries are ordered by mask set, then by word.
 
-    The arrays are the number of the mask set, the number of the word, the index of the word's first masked position in
-    block.positions, and the number of the word's masked tokens. `place` (int64[entries]) is the index in block.ids of
-    each masked position.
+    The first array has the index of the mask set, and the second the index of the word. The third has the index of the
+    word's first masked position in block.positions. The fourth says how many tokens of the word are masked. `place`
+    (int64[entries]) is the index in block.ids of each masked position.
     """
     lists, word = block.entry_lists, words.of[place]
     new = np.ones(place.size, np.bool_)
@@ -231,8 +231,8 @@ def _check_budget(
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """For each mask set (choice of positions to predict) whose number is in `lists`, return the length (int64, in
-    tokens) of the shortest word that masking may choose and that the mask set leaves unmasked.
+    """Return a length (int64, in tokens) for each mask set (choice of positions to predict) whose index is in `lists`.
+    It is the length of the shortest word that the mask set leaves unmasked, among the words that masking may choose.
 
     The length is the largest int64 if there is no such word.
     """

@@ -1,7 +1,7 @@
 """Checks each row of one row group: layout, ids, lengths, labels, documents.
 
-Pure: takes a block (the row group as arrays) and adds to Findings and Counts. If a row fails these checks, its masks
-are not checked (masks.py).
+The functions take a block (the row group as arrays), add to Findings and Counts, and read no files. If a row fails
+these checks, its masks are not checked (masks.py).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Counts:
 
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows for which `wrong` (bool[n]) is true to `findings`: as faults of the check `check`, or as notes (odd
-    but explained) if `note` is true.
+    """Add the rows for which `wrong` (bool[n]) is true to `findings`. They are faults of the check that is named
+    `check`, or notes (odd but explained) if `note` is true.
 
     `text` describes the first of these rows. Fields in `text`, such as {length}, are replaced by the values of that
     row.
@@ -77,8 +77,9 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
-    """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows with
-    the right layout whose ids are all inside the vocabulary, also those that the model gets at masked positions."""
+    """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows that
+    have the right layout and only ids inside the vocabulary. The ids that the model gets at masked positions must be
+    inside the vocabulary too."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):
@@ -124,8 +125,8 @@ def _check_passes(block: Block, *, facts: Facts, findings: Findings) -> None:
 def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:
     """Report rows with a wrong layout, and return bool[n]: true for these rows.
 
-    Each row counts as one fault, for the first thing that is wrong in the row. Rows for which `skip` (bool[n]) is true
-    are not checked.
+    Each such row counts as one fault, for the first thing that is wrong in the row. Rows for which `skip` (bool[n]) is
+    true are not checked.
     """
     findings.looked("layout", len(block))
     lengths, first = block.lengths, block.first_length

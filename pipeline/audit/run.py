@@ -45,7 +45,7 @@ Out = TypeVar("Out")
 @dataclass(frozen=True, slots=True)
 class Audit:
     """The result of an audit of the data set at `root`. `published` is true if the published algorithm built the data
-    set. `shards`, `rows` and `tokens` are the numbers of shards, rows and tokens."""
+    set. `shards`, `rows` and `tokens` say how many shards, rows and tokens the data set has."""
 
     root: str
     published: bool
@@ -58,7 +58,8 @@ class Audit:
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
-    """Audit the finished data set at `root` in `workers` processes (None: one for each core) and return the result.
+    """Audit the finished data set at `root`, and return the result. `workers` is the number of processes; None means
+    one for each core.
 
     Raises DataSetError (a ValueError) if the manifest is missing, damaged or of another version.
     """
@@ -101,7 +102,8 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
 
 @dataclass(slots=True)
 class Sums:
-    """Collects the results of all shards: sums over the shards, and the numbers of rows and tokens of each shard."""
+    """Collects the results of all shards. It holds sums over the shards, and how many rows and tokens each shard
+    has."""
 
     totals: Counts = field(default_factory=Counts)
     train: Counts = field(default_factory=Counts)
@@ -131,8 +133,8 @@ class Sums:
 
 
 def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> Iterator[Out]:
-    """Yield function(item) for every item, in order, computed in `workers` processes. If there is one worker or one
-    item, no process is started.
+    """Yield function(item) for every item, in order. The values are computed in several processes; `workers` says in
+    how many. If there is one worker or one item, no process is started.
 
     At most a few results for each worker wait in this process, because the results of 20,000 shards would take 5 GB.
     """
@@ -207,10 +209,11 @@ def _check_even(documents: Any, all_tokens: Sequence[int], manifest: Manifest, *
     """Check that no shard is smaller than the build allows. A shard is not checked if it is the only one of its split
     (train or validation).
 
-    A shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the number in each shard. A shard
-    also needs a minimum of tokens. The build divides a split into buckets (groups of documents), and makes each shard
-    from one or more of them. The minimum is the mean number of tokens in a bucket, times MIN_SHARE_OF_MEAN / 2. If the
-    config does not give the number of buckets, it is taken to be twice the number of shards.
+    A shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the number of documents in each
+    shard. A shard also needs a minimum of tokens. The build divides a split into buckets (groups of documents), and
+    makes each shard from one or more of them. The minimum is the mean number of tokens in a bucket, times
+    MIN_SHARE_OF_MEAN / 2. If the config does not give the number of buckets, it is taken to be twice the number of
+    shards.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):

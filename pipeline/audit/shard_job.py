@@ -1,4 +1,4 @@
-"""Audits one shard in its own process: the file, the schema and every row group, which is read twice.
+"""Audits one shard in its own process: the file, the schema and the rows. Every row group is read twice.
 
 Records of rows and documents go to temporary files (the spill) for checks over all shards. Memory: one row group as
 flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled not next.
@@ -31,8 +31,8 @@ from pipeline.dataset import Manifest, Shard, read_manifest
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The task of auditing shard `number` (its index in the manifest) of the data set at `root`. `spill` is the folder
-    for temporary records of rows and documents. The records are divided into `parts` parts.
+    """The task of auditing one shard of the data set at `root`. `number` is the shard's index in the manifest. `spill`
+    is the folder for temporary records of rows and documents. `parts` says into how many parts the records are divided.
 
     Each process reads the manifest once, because a manifest of 20,000 shards (10 MB) is too large to send with each
     job.
@@ -46,7 +46,7 @@ class ShardJob:
 
     @property
     def manifest(self) -> Manifest:
-        """The set's manifest."""
+        """The manifest of the data set."""
         return _read_manifest_once(self.root, self.spill)
 
     @property
@@ -57,8 +57,8 @@ class ShardJob:
 
 @lru_cache(maxsize=1)
 def _read_manifest_once(root: str, audit: str) -> Manifest:
-    """Return the manifest at `root`, which is read only once in an audit. `audit` is different for each audit, because
-    the manifest may have changed since the audit before."""
+    """Return the manifest of the data set at `root`. In one audit, a process reads it only once. `audit` is a text that
+    is different in each audit, so that a later audit reads the manifest again."""
     return read_manifest(root)
 
 
@@ -171,12 +171,12 @@ def _read_again(
     *,
     result: Result,
 ) -> None:
-    """Read the row groups whose numbers are in `groups` a second time, for two checks.
+    """Read some row groups a second time, for two checks. `groups` has the indices of these row groups.
 
     The first check reports each of the `negatives` (pairs labelled not next) that is wrong, because another row shows
-    that its second segment follows the first. The second check needs counts of rows, which are added here: the accuracy
-    of shortcuts (rules that guess labels without reading the text) is later computed from the counts of all shards
-    (pipeline/instances/shortcuts.py).
+    that its second segment follows the first. The second check measures how often shortcuts (rules that guess labels
+    without reading the text) are right. Here, only counts of rows are added to `result`. The accuracy of the shortcuts
+    is later computed from the counts of all shards (pipeline/instances/shortcuts.py).
     """
     sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
     num_sources = len(job.manifest.sources)

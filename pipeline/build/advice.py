@@ -95,8 +95,8 @@ def _advise_on_predictions(config: PipelineConfig) -> Iterator[str]:
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
-    """Yield a warning for each training setting that has no effect, because the vocabulary already exists and has
-    `size` entries."""
+    """Yield a warning for each training setting that has no effect, because the vocabulary already exists. `size` says
+    how many entries this vocabulary has."""
     remedy = "remove it" if not settings.train else "name another file to train one"
     for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
         value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default

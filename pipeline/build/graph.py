@@ -1,9 +1,9 @@
 """The Beam graph of a build.
 
-No step groups by key. Instead, each file that a step writes has a table, by which a later step finds the data that it
-needs in the file. So an engine holds one file name for each split, not one for each bucket of each split. The graph
-avoids tagged outputs and output from finish_bundle, because some engines lose them. Beam's counters are for display
-only. Every engine gives the same shards, because every group is sorted and every random draw is keyed by the data.
+No step groups by key. Instead, steps write files with a table of contents, by which a later step finds the data that it
+needs. So an engine holds one file name for each split, not one for each bucket of each split. The graph avoids tagged
+outputs and output from finish_bundle, because some engines lose them. Beam's counters are for display only. Every
+engine gives the same shards, because every group is sorted and every random draw is keyed by the data.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class _TokenizerStep(_Step):
 
 class CompareSignatures(_Step):
     """A Beam step. It compares the MinHash signatures of some documents (a partition). If it finds near duplicates
-    among these documents, it writes the pairs to a file and yields the MatchFile that names the file."""
+    among these documents, it writes the pairs of near duplicates to a file, and yields the MatchFile that names the
+    file."""
 
     def process(self, partition: int, bands: Sequence[BandFile]) -> Iterator[MatchFile]:
         settings = self.context.config.cleaning.near_duplicates
@@ -198,9 +199,9 @@ class SpillSplits(_TokenizerStep):
 
 
 class JoinSpills(_Step):
-    """A Beam step of a build with so many buckets (groups of documents) that they are sorted in two steps. It joins the
-    documents of some buckets, from several spill files of the first step, in one new spill file, and yields that
-    file."""
+    """A Beam step for builds with many buckets (groups of documents). Such builds sort documents into buckets in two
+    steps, and this is the second. It joins the documents of some buckets, from several spill files (intermediate files)
+    of the first step, in one new spill file, and yields the new file."""
 
     def process(self, join: Join, files: Sequence[SpillFile]) -> Iterator[SpillFile]:
         with report_failure(self.context.exchange):
@@ -302,8 +303,8 @@ def write_shard(
     """Return the result of building the shard `name`. If an earlier start of the build wrote this shard from the same
     documents, the result comes from the shard's record.
 
-    Otherwise build the shard and record its result. `near` has the near duplicates to leave out, as a map from a
-    document's id to its match.
+    Otherwise build the shard and record its result. `near` has the near duplicates to leave out: it maps the id of each
+    to its match (the document that it resembles).
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, sorted((name.hex(), *match) for name, match in near.items())]
@@ -347,8 +348,9 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[bytes] = ()) -> BucketCount:
-    """Return the number of distinct documents, and of their tokens, in one bucket (a group of documents). Only the
-    index of each extent (a range of a file) is read. `near` has the ids of near duplicates, which are not counted."""
+    """Return how many distinct documents one bucket (a group of documents) has, and how many tokens these documents
+    have. To count them, only the index of each extent (a range of a file) is read. `near` has the ids of near
+    duplicates, which are not counted."""
     index = read_index(extents)
     kept = index.distinct()
     if near:

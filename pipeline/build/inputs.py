@@ -55,8 +55,8 @@ class BuildInputs:
 
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
-    """Return the splits (parts of the input) of the config's sources, with the fingerprints (hashes) and times of their
-    files. Raises the same errors as list_splits."""
+    """Return the splits (parts of the input) of the config's sources. Also return, for each file, its fingerprint (a
+    hash), its version and, if it is large, the time of its last change. Raises the same errors as list_splits."""
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)

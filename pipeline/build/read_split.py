@@ -189,8 +189,8 @@ def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
     """Return the result as JSON data. The keys are "tally" (counts), "spills" (the files of tokens) and "bands" (the
-    files of signatures and of band keys, the hashes for finding near duplicates). Files are named without folders,
-    because the output may be moved before the build continues."""
+    files of MinHash signatures and of band keys, which are hashes for finding near duplicates). Files are named without
+    folders, because the output may be moved before the build continues."""
     spills = [[spill.name, spill.key, spill.table, astuple(spill.buckets)] for spill in result.spills]
     bands = [[band.keys, band.signatures, band.table] for band in result.bands]
     return {"tally": reads_to_tree(result.tally), "spills": spills, "bands": bands}

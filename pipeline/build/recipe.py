@@ -64,10 +64,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     """Build the data set that `config` describes in the folder config.output, and return its manifest. `say` shows
     messages to the user.
 
-    If the folder has a finished data set of the same config and inputs, it stays unchanged. If it has an unfinished
-    one, the build is continued: splits and shards that were finished are used if they still match their hashes. Raises
-    ValueError for whatever the user can fix; the message names the place, the value and the remedy. If the input or the
-    settings are at fault, nothing stays in config.output.
+    If the folder has a finished data set of the same config and inputs, the data set stays unchanged. If the data set
+    is unfinished, the build is continued. Finished splits and shards are then used if they still match their hashes.
+    Raises ValueError for whatever the user can fix; the message names the place, the value and the remedy. If the input
+    or the settings are at fault, nothing stays in config.output.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
@@ -173,9 +173,8 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """Return the tokenizer of the vocabulary that an earlier start of this build has trained for its own use. Return
-    None if vocabulary.path is set, if no vocabulary was trained, or if the vocabulary's file is missing or has
-    changed."""
+    """If an earlier start of this build trained a vocabulary, return its tokenizer. Return None if vocabulary.path is
+    set, if no vocabulary was trained, or if the vocabulary's file is missing or has changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
@@ -326,7 +325,7 @@ def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, res
 
 
 def say_what_came_out(manifest: Manifest, *, root: Any, say: Say) -> None:
-    """Print the numbers of rows and shards of the finished data set, and the path of its report."""
+    """Print how many rows and shards the finished data set has, and the path of its report."""
     say(
         f"{root}: {count_of(manifest.num_rows('train'), 'training row')} ({manifest.num_tokens('train'):,} tokens) in "
         f"{count_of(len(manifest.shards_of('train')), 'shard')}, "

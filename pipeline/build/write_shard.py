@@ -78,9 +78,9 @@ def build_shard(
     `name` is the path of the file in the manifest, and its last part is the name of the file in `folder`. The file is
     written and verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an
     object store, the file is written in a local temporary folder and uploaded. `near` has the near duplicates to leave
-    out, as a map from a document's id to its match. `report` shows the progress, row group by row group. Raises
-    SpillError or ShardError if a file reads back with other content than was written. After any error the written file
-    is removed.
+    out: it maps the id of each to its match (the document that it resembles). `report` shows the progress, row group by
+    row group. Raises SpillError or ShardError if a file reads back with other content than was written. After any error
+    the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -159,8 +159,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file, which checks its page checksums. Raises ShardError if the file differs from the manifest
-    entry `shard`, or if its number of rows of each length differs from `rows_by_length`."""
+    """Read the whole file; this also checks its page checksums. Raises ShardError if its row groups differ from the
+    manifest entry `shard`, or if the number of rows with n tokens differs from rows_by_length[n] for any n."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata

@@ -56,8 +56,8 @@ class CleaningConfig(Settings):
 
     @property
     def measures_documents(self) -> bool:
-        """Whether any filter is on that measures one document at a time. These are all filters but near_duplicates,
-        which compares documents."""
+        """Whether any filter other than near_duplicates is on. The other filters measure one document at a time, but
+        near_duplicates compares documents."""
         others = ("near_duplicates", "keep_rejects")
         return any(value is not None for name, value in self.__dict__.items() if name not in others)
 

@@ -9,7 +9,8 @@ DICTIONARY_LANGUAGES = ("ja", "km", "lo", "my", "th", "yue", "zh")
 
 
 def check_dictionary_words(languages: Sequence[str], *, spoken: Sequence[str]) -> None:
-    """Raise ValueError if a language has no dictionary, or is none of `spoken`, the languages of the sources."""
+    """Raise ValueError if one of `languages` has no dictionary, or is not in `spoken` (the languages of the
+    sources)."""
     for language in languages:
         if language.partition("-")[0] not in DICTIONARY_LANGUAGES:
             raise ValueError(

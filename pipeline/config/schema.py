@@ -72,7 +72,8 @@ class SourceConfig(Settings):
 
     @property
     def called(self) -> str:
-        """The name of the source: `name`, or if that is null the kind and language, such as books-en."""
+        """The name of the source. This is the setting `name` or, if `name` is null, the kind and language, such as
+        books-en."""
         return self.name or f"{self.kind}-{self.language}"
 
     @property
@@ -81,7 +82,8 @@ class SourceConfig(Settings):
         return (self.path,) if isinstance(self.path, str) else self.path
 
     def with_wikitext(self, shared: WikitextConfig) -> SourceConfig:
-        """Return this source with `wikitext` set to `shared` if it is null and the kind is wikipedia."""
+        """Return a copy with `wikitext` set to `shared` if this source has the kind wikipedia and its own `wikitext` is
+        null. Return the source itself otherwise."""
         if self.kind != "wikipedia" or self.wikitext is not None:
             return self
         return self.model_copy(update={"wikitext": shared})
@@ -180,7 +182,7 @@ class DumpConfig(Settings):
 
 class DownloadConfig(Settings):
     """The settings that say what `make download` (`python -m pipeline.download config FILE`) fetches, and which files
-    you must get yourself. Builds ignore them."""
+    you must get yourself. Builds ignore these settings."""
 
     wikipedia: tuple[DumpConfig, ...] = ()
     """Dumps to fetch."""
@@ -276,8 +278,8 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """The largest number of masked positions in a row: max_predictions, or, if this setting is null,
-        masked_probability x max_seq_length rounded up."""
+        """The largest number of masked positions that a row may have. This is max_predictions or, if max_predictions is
+        null, masked_probability x max_seq_length rounded up."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
@@ -298,13 +300,13 @@ class PipelineConfig(Settings):
         return tuple(weights[name] for name in self.source_names)
 
     def has_dictionary(self, language: str) -> bool:
-        """Whether words of text in this language are found by a dictionary."""
+        """Whether a dictionary is used to find the words of text in this language."""
         return language in self.dictionary_words or language.partition("-")[0] in self.dictionary_words
 
     @property
     def has_groups(self) -> bool:
-        """Whether some documents are parts of a longer text (a chapter of a book, or a number of rows of a file). The
-        parts of a text are held out together."""
+        """Whether some documents are parts of a longer text (a chapter of a book, or some rows of a file). The parts of
+        a text are held out together."""
         return any(source.unit == "chapter" or source.rows_per_document is not None for source in self.sources)
 
     def _check_weights(self) -> None:
@@ -336,7 +338,7 @@ class PipelineConfig(Settings):
         if not all(self.hold_out):
             raise ValueError("hold_out names an empty path; give a file, a folder or a glob")
         sources = tuple(source.with_wikitext(self.wikitext) for source in self.sources)
-        object.__setattr__(self, "sources", sources)  # readers get a source alone
+        object.__setattr__(self, "sources", sources)  # because a reader gets one source, not the config
         self._check_weights()
         check_dictionary_words(self.dictionary_words, spoken=[source.language for source in self.sources])
         for name in self.download.bring:
@@ -369,8 +371,8 @@ class PipelineConfig(Settings):
     def data_tree(self) -> dict[str, object]:
         """Return the settings that shape the data, as nested dicts keyed by field name.
 
-        These are all settings except output, engine, dask, ray, workers, download, not_next_bounds, keep_rejects and
-        the paths of inputs (path, clean_documents and vocabulary.path).
+        These are all settings except `output`, `engine`, `dask`, `ray`, `workers`, `download`, `not_next_bounds`,
+        `keep_rejects` and the paths of inputs (`path`, `clean_documents` and `vocabulary.path`).
         """
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]

@@ -150,9 +150,10 @@ class Manifest(Settings):
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Return the number of rows of one split by length: entry n is the number of rows with n tokens.
+        """Return a tuple that says how many rows of each length one split has. Its entry n is the number of rows with n
+        tokens.
 
-        Raises DataSetError if these numbers do not add up to the rows and tokens of the shards.
+        Raises DataSetError if these rows and tokens do not add up to those of the shards.
         """
         found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
         if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
@@ -169,8 +170,8 @@ def canonical_json(tree: Any) -> bytes:
 
 
 def shard_name(split: SplitName, index: int, count: int) -> str:
-    """Return the relative path of shard number `index` of the `count` shards of a split, such as
-    data/train-00000-of-00064.parquet."""
+    """Return the relative path of one shard, such as data/train-00000-of-00064.parquet. `index` is the number of the
+    shard in its split, from 0, and `count` says how many shards the split has."""
     return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
 
 
@@ -275,7 +276,7 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
     """Check the file of `shard` (an entry of the manifest) in the data set `root`: its size and footer hash, and with
     `full` also the sha256 of the whole file.
 
-    Raises DataSetError, which names the file, the expected and the found value.
+    Raises DataSetError, which names the file, the expected value and the value found.
     """
     path = resolve_inside(root, shard.path)
     try:

@@ -54,7 +54,8 @@ class Instances:
         return len(self.pairs)
 
     def count_unlabelled(self) -> Counter[tuple[str, int]]:
-        """Return the number of rows that have no label, because no wrong next sentence was found, by (reason, source).
+        """Return a count for each (reason, source): how many rows have no label, because no wrong next sentence was
+        found.
 
         The reason is partners.ALONE (the source has no other document here) or partners.UNPAIRED (no place in the other
         documents was free). The source is an index into the config's sources.
@@ -64,11 +65,11 @@ class Instances:
         return count_unlabelled(self._documents, first_document=self.pairs.first_document, label=self.pairs.label)
 
     def count_shortcuts(self, rows: npt.NDArray[np.int64], *, made: Rows) -> Counts:
-        """Return counts over some rows, from which shortcuts.judge_shortcuts computes the accuracy of each shortcut (a
-        simple rule that guesses the next-sentence label).
+        """Count some rows for each shortcut (a simple rule that guesses the next-sentence label), and return the
+        counts. From these counts, shortcuts.judge_shortcuts computes the accuracy of each shortcut.
 
-        `rows` are indices into `pairs`, and `made` are these rows as `batch` returned them. The result maps each rule
-        to its counts by code (see shortcuts.count_shortcuts). It is empty if config.next_sentence is none.
+        `rows` are indices into `pairs`, and `made` are these rows as `batch` returned them. The result maps the name of
+        each rule to a Counter (see shortcuts.count_shortcuts). The result is empty if config.next_sentence is none.
         """
         if self._config.next_sentence == "none":
             return {}

@@ -57,7 +57,8 @@ class Masks:
 
 
 def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
-    """Return the number N of tokens to predict in rows of `lengths` tokens (special tokens included).
+    """Return the number N of tokens to predict for each row. `lengths` has the number of tokens in each row, special
+    tokens included.
 
     N = min(max_predictions, max(1, round(probability * length))), with halves rounded to even.
     """
@@ -102,10 +103,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    `ids` and `special` (whether it is a special token) have an entry for each token. `begin` (the first token),
-    `length` (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry
-    for each word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to
-    predict) have an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
+    `ids` and `special` (whether the token is special) have an entry for each token. `begin` (the first token), `length`
+    (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry for each
+    word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to predict) have
+    an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
     """
 
     ids: Ids
@@ -158,9 +159,10 @@ class _Words:
 
 
 def _batches(offsets: Int64s) -> list[tuple[int, int]]:
-    """Return the ranges (first row, last row + 1) of batches of about _BATCH_TOKENS tokens.
+    """Divide n rows into batches of about _BATCH_TOKENS tokens. Return the range (first row, last row + 1) of each
+    batch.
 
-    `offsets` [n + 1] are the rows' offsets in the tokens. The masks do not depend on this division.
+    `offsets` [n + 1] says where each row's tokens begin. The masks do not depend on this division.
     """
     batches = []
     begin, count = 0, offsets.size - 1
@@ -234,7 +236,8 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
 
 
 def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt64s) -> _Words:
-    """Return `words` with single tokens added for each row of `empty` (rows without a usable word), up to its budget.
+    """Return `words` and, in addition, single tokens of the rows in `empty` (rows without a usable word). Tokens are
+    added to a row until its budget (number of tokens to predict) is used up.
 
     A loop is fast enough, because such rows are rare.
     """

@@ -19,9 +19,9 @@ def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> i
     """Return how many passes a document gets (how many times pairs are made from it); 0 means that the document is
     dropped.
 
-    The number is weight * passes. `weight` is the weight of the document's source, and `passes` is config.passes. The
-    number is rounded up with a probability equal to its fractional part, and otherwise rounded down. The draw depends
-    only on `seed` and the document id.
+    The number is weight * passes, rounded to a whole number. `weight` is the weight of the document's source, and
+    `passes` is config.passes. The product is rounded up with a probability equal to its fractional part, and otherwise
+    rounded down. The draw depends only on `seed` and the document id.
     """
     rest, whole = math.modf(weight * passes)
     return int(whole) + (rest > 0 and draws.key(seed, "weight", document_id) < rest * 2.0**64)

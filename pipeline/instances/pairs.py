@@ -68,8 +68,8 @@ class PairTable:
     """A table of n pairs, stored as columns of length n.
 
     `first_document` and `second_document` are indices into the list given to make_pairs. `second_document` is -1 if
-    there is no second segment. A segment has the tokens from its start to its stop (exclusive) of its document. `label`
-    is NEXT, NOT_NEXT or NO_LABEL. `ordinal` numbers the pairs of a document within a pass, from 0.
+    there is no second segment. A segment consists of its document's tokens from start to stop (exclusive). `label` is
+    NEXT, NOT_NEXT or NO_LABEL. `ordinal` numbers the pairs of a document within a pass, from 0.
     """
 
     first_document: Int32s
@@ -90,8 +90,8 @@ class PairTable:
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Return the table of `pairs`, which are (pair, ordinal, pass number). The table has other document numbers
-        than `pairs`: documents[d] in place of d."""
+        """Return the table of `pairs`, which are (pair, ordinal, pass number). A document that has the number d in
+        `pairs` gets the number documents[d] in the table."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -181,7 +181,8 @@ def pair_document(
     rules: Rules,
     rng: random.Random,
 ) -> Iterator[Pair]:
-    """Yield the pairs of document `index`, truncated to fit a row. The caller may draw from `rng` between two pairs.
+    """Yield the pairs of one document, truncated to fit a row. `index` is the document's index in `corpus`. The caller
+    may draw from `rng` between two pairs.
 
     This function is not used if `next_sentence` is random_document in strict mode: partners.pair_chunks makes those
     pairs.
@@ -274,8 +275,9 @@ def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) ->
     """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
     document.
 
-    The document is drawn uniformly. If document number `but` is drawn, the draw is repeated, up to ten draws in all.
-    The first unit is drawn uniformly. The segment ends when it has `length` tokens, or with the document.
+    The document is drawn uniformly. `but` is the index of a document to avoid: if this document is drawn, the draw is
+    repeated, but after ten draws the last one counts. The first unit is drawn uniformly. The segment ends when it has
+    `length` tokens, or with the document.
     """
     for _ in range(_TRIES):
         index = rng.randint(0, len(corpus.documents) - 1)

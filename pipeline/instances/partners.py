@@ -2,12 +2,12 @@
 reading the text.
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
-coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. About
-as much text must follow the partner's place as the chunk's own. A place is the partner of at most one chunk. The second
-segment B begins at the chunk's own place (NEXT) or at the partner's place (NOT_NEXT). B is never longer than the text
-that follows either of the two places. So A, the places and the lengths of B have the same distribution for both labels.
-A chunk without a partner gives a row without a label. This happens if one document has more than half of its source's
-text in a bucket, or if the documents repeat the same lines.
+coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. The
+text after the partner's place must be about as long as the text after the chunk's own place. A place is the partner of
+at most one chunk. The second segment B begins at the chunk's own place (NEXT) or at the partner's place (NOT_NEXT). B
+is never longer than the text that follows either of the two places. So A, the places and the lengths of B have the same
+distribution for both labels. A chunk without a partner gives a row without a label. This happens if one document has
+more than half of its source's text in a bucket, or if the documents repeat the same lines.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pipeline.instances.segments import (
 
 ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpaired"
 """The reasons why a row has one segment and no label. ALONE: the bucket has no other document of the row's source.
-UNPAIRED: of the places in other documents that are followed by about as much text, all are partners of other chunks or
-have the text that truly follows."""
+UNPAIRED: no place in another document was fit. A fit place has about as much text after it as the chunk's own place, is
+not the partner of another chunk, and is not followed by the same text as the chunk."""
 _BLOCK = 32
 """Number of places in a block. The places of a source are sorted by the number of tokens that follow them, and divided
 into blocks. A chunk's partner is drawn from the block of the chunk's own place."""
@@ -151,8 +151,8 @@ def pair_chunks(
 
 
 def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
-    """Return the number of rows without a label by (reason, index of the source). The reason is ALONE if `documents`
-    has only one document of the source, and else UNPAIRED (no partner was found).
+    """Return a count for each (reason, index of the source): how many rows have no label. The reason is ALONE if
+    `documents` has only one document of the source, and else UNPAIRED (no partner was found).
 
     `first_document` (an index into `documents`) and `label` are arrays with an entry for each row.
     """
@@ -257,13 +257,15 @@ def _choose_in_source(
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
-    """Return an integer for each random number in `draw`: at least 0, and less than the number's entry in `bounds`."""
+    """Turn each random number in `draw` into an integer that is at least 0 and less than the entry of `bounds` at the
+    same index. Return these integers."""
     return (((draw >> np.uint64(32)) * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
-    """Return the segment that begins at the chunk's place, where its true next segment begins. The returned segment has
-    at least one unit (a sentence or piece of one). It ends when it has `length` tokens, or with the document."""
+    """Return the segment that begins at the place of `chunk` (the place where the true next segment of the chunk
+    begins). The returned segment has at least one unit (a sentence or piece of one). It ends when it has `length`
+    tokens, or with the document."""
     bounds = corpus.bounds[chunk.document]
     stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
     return units_segment(corpus, chunk.document, chunk.split, stop)
@@ -271,8 +273,8 @@ def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
     """Return whether the text at the place of the chunk `theirs` equals the text at the place of the chunk `mine`. A
-    chunk's place is where its true next segment begins. Whole units (sentences or pieces of them) with `length` tokens
-    or slightly more are compared."""
+    chunk's place is where its true next segment begins. Whole units (sentences or pieces of them) are compared, until
+    they have at least `length` tokens together."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
     start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
     other = _take_units(corpus, theirs, length=length)

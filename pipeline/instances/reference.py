@@ -32,7 +32,8 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Return the pairs and the masks of all passes over a bucket (the documents of one shard), in the same order.
+    """Return the pairs and the masks of all passes over a bucket (the documents of one shard). The masks are in the
+    order of the pairs.
 
     The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
     does not matter, because they are sorted by id and the ids seed the random generator.
@@ -100,7 +101,8 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Yield each pair of document `index`, with a dict from masked positions (ascending) to replacement ids."""
+        """Yield each pair of a document, with a dict from masked positions (ascending) to replacement ids. `index` says
+        which document."""
         pairs = pair_document(
             self._corpus,
             index=index,
@@ -187,7 +189,8 @@ def reference_lines(
     dupe_factor: int,
     seed: int,
 ) -> Iterator[str]:
-    """Yield each instance (masked pair) of `dupe_factor` passes over `documents` as a line of JSON, in shuffled order.
+    """Yield all instances (masked pairs) as lines of JSON, in shuffled order. `dupe_factor` says how many passes over
+    `documents` are made.
 
     The keys are `tokens` (after masking), `segment_ids`, `is_random_next`, `masked_lm_positions` and
     `masked_lm_labels`.

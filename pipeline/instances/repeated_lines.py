@@ -1,4 +1,5 @@
-"""Finds lines that repeat all over a bucket (a group of documents), such as a notice at the end of every page. Pure.
+"""Finds lines that repeat all over a bucket (a group of documents), such as a notice at the end of every page. No files
+are read.
 
 Because of such lines, next-sentence labels may be meaningless, and training and validation may have equal rows. The
 search costs 1% of the time to write a shard, and 16 bytes of memory a sentence.

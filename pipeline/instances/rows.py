@@ -25,8 +25,8 @@ class Rows:
     (int32[n]) is the number of tokens of [CLS], first segment and [SEP] together. `label` (int8[n]) is -1 if the row
     has no label. `document_id` and `second_document_id` (uint8[n, 16]) are the ids of the documents of the two
     segments. `has_second` (bool[n]) says whether there is a second segment; if not, `second_document_id` is zero.
-    `pass_number` is int32[n]. `source` (uint16[n]) is the source of the first document. `keys` (uint64[n]) are random
-    keys for the masks.
+    `pass_number` is int32[n]. `source` (uint16[n]) is the index of the first document's source. `keys` (uint64[n]) are
+    random keys for the masks.
     """
 
     ids: Ids
@@ -48,8 +48,8 @@ class Rows:
 def assemble_rows(documents: Sequence[TokenizedDocument], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
     """Return the rows of `pairs`, in order. `documents` is the list that the pairs' document indices refer to.
 
-    Masks are drawn with Rows.keys. A row's key depends only on `seed`, the id of the document of its first segment, the
-    pass and the ordinal (the pair's number in that document). So masks do not depend on batches or order.
+    Masks are drawn with Rows.keys. The key of a row depends only on `seed`, the id of the first segment's document, the
+    pass and the ordinal (the pair's number in this document). So masks do not depend on batches or order.
     """
     dtype = documents[0].ids.dtype if documents else np.dtype(np.uint16)
     cls, sep = np.array([special.cls], dtype), np.array([special.sep], dtype)

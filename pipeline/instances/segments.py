@@ -44,7 +44,8 @@ class Pair(NamedTuple):
 
 
 class Corpus:
-    """Holds the documents to pair, the bounds of their units (sentences or pieces of them), and their word starts."""
+    """Holds the documents to pair. For each document, it also holds the bounds of the units (sentences or pieces of
+    them) and the word starts."""
 
     def __init__(self, documents: Sequence[TokenizedDocument], *, bounds: Sequence[list[int]]) -> None:
         self.documents = documents
@@ -99,15 +100,17 @@ def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, b
 
 
 def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
-    """Return the segment with units `begin` to `end` - 1 (sentences or pieces of them) of document `index`."""
+    """Return the segment that consists of the units (sentences or pieces of them) from `begin` to `end` (exclusive) of
+    a document. `index` is the document's index in `corpus`."""
     bounds = corpus.bounds[index]
     return Segment(index, bounds[begin], bounds[end])
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """Return the index of the unit (sentence or piece of one) that has the token `length` tokens before unit `begin`.
+    """Return the index of the unit (sentence or piece of one) where one arrives by going back `length` tokens from the
+    start of the unit with the index `begin`.
 
-    The index is at most begin - 1. It is 0 if all units before `begin` together have fewer than `length` tokens.
+    The index is at most begin - 1. It is 0 if the units before this start together have fewer than `length` tokens.
     """
     return max(0, min(bisect_right(bounds, bounds[begin] - length) - 1, begin - 1))
 
@@ -137,14 +140,15 @@ def fit_two(
 def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
     """Return the segment, truncated between words to at most `room` tokens.
 
-    A fair coin decides for each token to remove whether it is removed at the front or the back. The rest of a word that
-    was cut is removed too.
+    Tokens are removed one by one. Each time, a fair coin decides whether the first or the last token is removed. The
+    rest of a word that was cut is removed too.
     """
     return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
 
 
 def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
-    """Return the segment without `count` of its tokens, each removed at the front or the back by a fair coin.
+    """Remove tokens from the segment, and return it. `count` says how many tokens to remove. Each time, a fair coin
+    decides whether the first or the last token is removed.
 
     The rest of a word that was cut is removed too, unless nothing of the segment would be left.
     """

@@ -2,8 +2,9 @@
 
 A model that learns a shortcut need not read. A rule puts each row into a cell, such as (source of A, source of B), and
 answers with the label that is more frequent in that cell. The rule is fitted on one half of the rows and measured on
-the other half, then the other way round. To measure a rule, only the numbers of rows by (cell, half, label) are needed,
-and these numbers add up over shards. A million tokens take 60 ms, most of it for shared words.
+the other half, then the other way round. To measure a rule, one only needs to know how many rows there are for each
+(cell, half, label). The counts of several shards are simply added. A million tokens take 60 ms, most of it for shared
+words.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ first."""
 WARN_ABOVE, FAIL_ABOVE = 0.55, 0.65
 """A build warns if the accuracy of a rule is above WARN_ABOVE, and fails if it is above FAIL_ABOVE."""
 ENOUGH_TO_WARN, ENOUGH_TO_FAIL = 1_600, 400
-"""The numbers of rows that a warning and a failure need at least. With fewer rows, chance alone can give such an
-accuracy. With this many, chance would have to deviate by four standard deviations or more."""
+"""A build warns of a rule only if the rule was measured on at least ENOUGH_TO_WARN rows. It fails only if there were at
+least ENOUGH_TO_FAIL. With fewer rows, chance alone can give such an accuracy. With this many, chance would have to
+deviate by four standard deviations or more."""
 RARE = 10_000
 """A token is rare if it makes up less than one in RARE of all tokens counted."""
 _BINS, _COARSE_BINS = 32, 16
@@ -72,8 +74,9 @@ def count_shortcuts(
     The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
     [CLS] A [SEP]. `label` [n] is negative for rows without a label. `sources` are the indices of the sources of A and
-    of B, [n] each. `places` are the number of tokens before B in its document and the number after it, [n] each; if
-    `places` is None, the rule "place" is left out. Whether a token is rare is decided by its frequency in these rows.
+    of B, [n] each. `places` has two arrays, [n] each: how many tokens of B's document come before B, and how many come
+    after B. If `places` is None, the rule "place" is left out. Whether a token is rare is decided by its frequency in
+    these rows.
     """
     labelled = label >= 0
     first_length = first_length.astype(np.int64)
@@ -158,12 +161,12 @@ def _halves(ids: Numbers, offsets: Numbers) -> npt.NDArray[np.int64]:
 
 
 def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
-    """Return the number of binary digits of each number, at most _DIGITS - 1."""
+    """Return how many binary digits each number has. A result above _DIGITS - 1 is lowered to _DIGITS - 1."""
     return np.minimum(np.frexp(numbers.astype(np.float64))[1], _DIGITS - 1).astype(np.int64)
 
 
 def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the number of different rare tokens (see RARE) that occur in both segments of each row."""
+    """Return int64[n]: for each row, how many different rare tokens (see RARE) occur in both of its segments."""
     rare = np.bincount(ids) * RARE < ids.size
     places = np.flatnonzero(rare[ids])
     row = np.searchsorted(offsets, places, side="right") - 1

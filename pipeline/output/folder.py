@@ -91,7 +91,7 @@ class BuildOutput(ABC):
         return self._mark.vocabulary_hash
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Write the hash of the vocabulary trained for this build to OUT/_build.json.
+        """Write to OUT/_build.json the hash of the vocabulary that was trained for this build.
 
         Raises LeaseError if another build took over.
         """
@@ -116,7 +116,7 @@ class BuildOutput(ABC):
         self._token = self._lease.enter_context(holding)
 
     def _look(self) -> bool:
-        """Whether the folder holds a finished data set that this build would make.
+        """Whether the folder already holds a finished data set, made with the identity of this build.
 
         Raises ValueError if the folder holds a different data set, or files that no build has written.
         """

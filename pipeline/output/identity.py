@@ -37,8 +37,8 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of the vocabulary trained for this build to `text`, the content of OUT/_build.json. No file is
-        written here; the caller then writes `text` to the file."""
+        """Add to `text` (the content of OUT/_build.json) the hash of the vocabulary that was trained for this build. No
+        file is written here; the caller then writes `text` to the file."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
@@ -67,9 +67,9 @@ class BuildMark:
         """Whether OUT holds an unfinished build that is the same as this build. If it does, also take over the hash of
         that build's vocabulary.
 
-        Return False if OUT/_build.json is absent, damaged or written by another release. After False, the caller
-        removes the finished splits and shards. To keep this work, the function raises ValueError if OUT/_build.json
-        names a different build, and OSError if the file cannot be read.
+        Return False if OUT/_build.json is absent, damaged or written by another release. The caller then removes the
+        finished splits and shards. Raises ValueError if OUT/_build.json names a different build, and OSError if the
+        file cannot be read, so in these cases nothing is removed.
         """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))

@@ -24,8 +24,8 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """Return the output of a build at `root`, which is a local folder or a URL. `notes` is a local folder for counts
-    and failures, used only with a URL (see BuildOutput.notes)."""
+    """Return the output of a build at `root`, which is a local folder or a URL. `notes` is a local folder in which
+    workers leave counts and failures. It is used only if `root` is a URL (see BuildOutput.notes)."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)

@@ -49,7 +49,7 @@ _ENOUGH_ROWS = 400
 leave the allowed range by chance. (With this many, it would have to deviate by four standard deviations.)"""
 _ENOUGH_TO_WARN = 1600
 """If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
-warns is narrower, so more labels are needed."""
+warns is narrower than the range outside which it fails, so more labels are needed."""
 _MOST_CLAUSES = 0.1
 """A build warns if a larger share of a source's characters is in words so long that they are clauses."""
 MOST_UNKNOWN = 0.01
@@ -59,7 +59,7 @@ _REPEATED_SENTENCES, _REPEATED_DOCUMENTS = 0.01, 0.1
 """A build warns of a line that makes up a larger share of all sentences, or stands in a larger share of the documents,
 than this."""
 _MOST_LINES, _SHOWN_LINE = 3, 60
-"""The largest number of such lines that a build names, and of characters that it shows of each."""
+"""A build names at most _MOST_LINES repeated lines, and shows at most _SHOWN_LINE characters of each."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -156,8 +156,9 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig, read: ReadTall
 
 
 def _list_losses(read: ReadTally, *, config: PipelineConfig, is_known: bool) -> list[str]:
-    """Return two kinds of warnings about the sources. One names a source of which many characters are in [UNK]. The
-    other names a source with many characters in very long words, which are probably whole clauses without spaces.
+    """Return two kinds of warnings about the sources. One names a source if many of its characters are in [UNK]. The
+    other names a source if many of its characters are in very long words. Such words are probably whole clauses without
+    spaces.
 
     If `is_known` is true, the caller has already warned of [UNK]. The first kind then appears only if a source also has
     words longer than the tokenizer allows.
@@ -191,7 +192,7 @@ def _words_remedy(source: SourceConfig, *, config: PipelineConfig) -> str:
 
 def _list_repeated_lines(result: BuildResult, *, sentences: int, documents: int) -> list[str]:
     """Return a warning for each of the most frequent lines that repeat all over the data set. `sentences` and
-    `documents` are the numbers of all sentences and documents in it."""
+    `documents` say how many sentences and documents the data set has in total."""
     lines: Counter[str] = sum((tally.repeated_lines for tally in result.tallies.values()), Counter())
     spread: Counter[str] = sum((tally.repeated_in for tally in result.tallies.values()), Counter())
     return [

@@ -80,11 +80,12 @@ def summarize_build(
 
 
 def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
-    """Return the numbers and rates of targets (tokens to predict) in all mask sets of the rows that `tally` counts.
+    """Return how many targets (tokens to predict) all mask sets of some rows have, and their rates. `tally` has the
+    counts of these rows.
 
-    The keys are `text_tokens`, `targets`, `rate`, `shown_as` (targets by what replaces them), `by_pieces` (by the
-    number of pieces of their word) and `by_position` (by ranges of positions in the row). A rate is targets / (tokens
-    of text x mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
+    The keys are `text_tokens`, `targets`, `rate`, `shown_as` (targets by what replaces them), `by_pieces` (by how many
+    tokens their word has) and `by_position` (by ranges of positions in the row). A rate is targets / (tokens of text x
+    mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
     """
 
     def measure(text: int, targets: int) -> dict[str, Any]:
@@ -141,8 +142,8 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def summarize_losses(read: ReadTally) -> dict[str, Any]:
-    """Return a dict that says what the tokenizer lost of the text that was read: characters in [UNK], too long words,
-    and vowel signs or tone marks that were removed. Exact duplicates are counted too."""
+    """Return a dict that says what the tokenizer lost of the input text: characters in [UNK], too long words, and
+    removed vowel signs or tone marks. The counts include exact duplicates."""
     characters, unknown = read.characters.total(), read.unknown_characters.total()
     marks, lost = (sum(each.values(), Counter[str]()) for each in (read.marks, read.lost_marks))
     return {
@@ -225,8 +226,8 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Return one dict for each source name. It has the counts in the manifest and, under `drops`, the number of items
-    left out for each reason."""
+    """Return one dict for each source name. It has the counts in the manifest. Under `drops`, it says how many items
+    were left out for each reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
@@ -279,9 +280,9 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict for each index b of `counts`, which stands for the numbers from 2^(b-1) to 2^b - 1. The keys are
-    `from` and `to` (the ends of this range) and `count` (counts[b]). Empty ranges at both ends of the list are left
-    out."""
+    """Return a dict for each index of `counts`. Index b stands for the range of numbers from 2^(b-1) to 2^b - 1. The
+    keys are `from` and `to` (the first and last number of the range) and `count` (counts[b]). Empty ranges at both ends
+    of the list are left out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []
