@@ -46,8 +46,8 @@ class MicroBatchShape:
     def sequences(self) -> int:
         """The number of sequences in a micro-batch that is padded to a constant shape.
 
-        There is room for the maximum number of pairs, and for dummy sequences (sequences of padding). There are enough
-        dummy sequences to fill a micro-batch without pairs.
+        It is the maximum number of pairs, plus the number of dummy sequences (sequences of padding) that a micro-batch
+        needs if it has no pairs at all.
         """
         return self.pairs + -(-self.tokens // self.max_seq_length)
 

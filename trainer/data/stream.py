@@ -209,7 +209,7 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G]: how many rows each of the G lanes may have taken at most after its next micro-batch.
+        """Return [G]: for each of the G lanes, the number of rows that its next micro-batch must not go beyond.
 
         Rows are counted from the start of the current epoch.
         """
