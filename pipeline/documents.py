@@ -104,7 +104,7 @@ class Split:
     depends only on the input.
 
     A large file that can only be read from its beginning is shared by as many workers as `parts` says. Each worker
-    reads all of the file, but takes only the documents (books, pages) for which number % `parts` is `part`.
+    reads all of the file, but takes only every `parts`-th document (book or page), beginning with document `part`.
     """
 
     source: int
