@@ -40,7 +40,8 @@ def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | No
 
     `tokenizer` has the given vocabulary; it is None if a vocabulary will be trained. The source's language tells the
     script. Because a source may have text in other scripts, the beginnings of some of `splits` are read too. Nothing is
-    read for a normalizer that removes no marks.
+    read for a normalizer that removes no marks, nor of a source with clean_documents, which would be parsed twice;
+    refuse_read_losses judges such a source.
     """
     if tokenizer is None:
         marks = LostMarks(word_rules(config.vocabulary, dotted_i=has_dotted_i(config))[0])
@@ -54,7 +55,8 @@ def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | No
                 raise ConfigError(_describe(index, config=config, script=script, share=marks.scripts[script]))
         sample = TextLoss()
         characters = 0
-        for text in _read_beginnings(source, splits=[split for split in splits if split.source == index]):
+        own = [split for split in splits if split.source == index and source.clean_documents is None]
+        for text in _read_beginnings(source, splits=own):
             characters += len(text)
             counted = marks.count(text)
             if counted is not None:
@@ -111,7 +113,7 @@ def _read_beginnings(source: SourceConfig, *, splits: Sequence[Split]) -> Iterat
     for split in chosen:
         with suppress(ValueError, OSError):
             characters = 0
-            for item in read_documents(split, source.model_copy(update={"clean_documents": None})):
+            for item in read_documents(split, source):
                 if isinstance(item, Document):
                     yield from item.sentences
                     characters += sum(map(len, item.sentences))

@@ -35,6 +35,7 @@ from trainer.launch import elastic
 from trainer.launch.elastic import GroupWatch
 from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, WorkerFailure, raise_first
 from trainer.launch.mailbox import DriverMailbox
+from trainer.launch.mailbox_link import MailboxLink
 from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
 
@@ -356,28 +357,6 @@ class _FitThread(threading.Thread):
             self.error = error
 
 
-class _MailboxLink:
-    """A worker's connection to the driver (the process of the command) through the Ray actor DriverMailbox.
-
-    A thread waits for the request to stop. So stop_requested answers at once, without a call to the actor.
-    """
-
-    def __init__(self, mailbox: Any) -> None:
-        self._mailbox = mailbox
-        self._stop = threading.Event()
-        threading.Thread(target=self._wait_for_stop, name="stop", daemon=True).start()
-
-    def say(self, line: str) -> None:
-        self._mailbox.say.remote(line)
-
-    def stop_requested(self) -> bool:
-        return self._stop.is_set()
-
-    def _wait_for_stop(self) -> None:
-        ray.get(self._mailbox.wait_for_stop.remote())
-        self._stop.set()
-
-
 def _train(task: Mapping[str, Any]) -> Outcome:
     context = ray.train.get_context()
     place = WorkerPlace(
@@ -389,7 +368,7 @@ def _train(task: Mapping[str, Any]) -> Outcome:
         outcome = work(
             config,
             place=place,
-            link=_MailboxLink(mailbox),
+            link=MailboxLink(mailbox),
             device=ray.train.torch.get_device(),
             reader="ray",
             lease_token=task["lease_token"],
