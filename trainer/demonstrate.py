@@ -44,7 +44,7 @@ use --held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
-"""Number of held-out texts to try. The first NUM_SHOWN of them are shown, whether the guesses are right or wrong."""
+"""Number of held-out texts to try. NUM_SHOWN of them are shown, of which as large a share is right as of all texts."""
 LETTERS = 4
 """Least number of letters of a masked word. Shorter words are often so common that they are guessed without context."""
 
@@ -154,24 +154,28 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
 def try_held_out(fill: FillMask, *, data: str) -> list[str]:
     """Let the model guess masked words in held-out texts of the data set `data`, and return lines that show the result.
 
-    The lines show the first NUM_SHOWN texts, each with the guesses and the right word. The last line states in how many
-    of all texts the right word is among the guesses.
+    The lines show NUM_SHOWN texts, each with the guesses and the right word: of the texts whose guesses hold the right
+    word, and of the others, the first ones that were drawn, in the proportion of all texts. The last line states in how
+    many of all texts the right word is among the guesses.
     """
     texts = draw_held_out(data, tokens=fill.tokens)
-    lines, right = [], []
-    for text in texts:
-        (guesses,) = fill.guess_ids(text.ids, masks=[text.place])
-        answer = fill.tokens[text.answer]
-        right.append(answer in [guess.token for guess in guesses])
-        if len(right) <= NUM_SHOWN:
-            shown = fill.tokenizer.decode(list(text.ids[1:-1]), skip_special_tokens=False)
-            lines += describe(shown, guesses=[guesses])
-            lines.append(f"    {'right' if right[-1] else 'wrong'}: {answer}")
-    first = right[:NUM_SHOWN]
+    guessed = [fill.guess_ids(text.ids, masks=[text.place])[0] for text in texts]
+    right = [
+        fill.tokens[text.answer] in [guess.token for guess in row] for text, row in zip(texts, guessed, strict=True)
+    ]
+    share = sum(right) / len(right)
+    num_right = round(share * min(NUM_SHOWN, len(texts)))
+    hits = [index for index, is_right in enumerate(right) if is_right][:num_right]
+    misses = [index for index, is_right in enumerate(right) if not is_right][: NUM_SHOWN - num_right]
+    lines = []
+    for index in sorted([*hits, *misses]):
+        shown = fill.tokenizer.decode(list(texts[index].ids[1:-1]), skip_special_tokens=False)
+        lines += describe(shown, guesses=[guessed[index]])
+        lines.append(f"    {'right' if right[index] else 'wrong'}: {fill.tokens[texts[index].answer]}")
     lines.append(
-        f"the {NUM_GUESSES} guesses hold the right word in {sum(first)} of these {len(first)} texts and in "
-        f"{sum(right)} of {len(right)} ({sum(right) / len(right):.0%}); the model was not trained on "
-        f"them; the masked words, of {LETTERS} letters or more, were drawn at random"
+        f"the {NUM_GUESSES} guesses hold the right word in {sum(right)} of {len(right)} texts ({share:.0%}); shown are "
+        f"{len(hits)} of these and {len(misses)} of the others; the model was not trained on them; the masked words "
+        f"have {LETTERS} letters or more and were drawn at random"
     )
     return lines
 

@@ -2,7 +2,7 @@
 are read.
 
 Because of such lines, next-sentence labels may be meaningless, and training and validation may have equal rows. The
-search costs 1% of the time to write a shard, and 16 bytes of memory a sentence.
+search takes 30 ns a token, and 16 bytes of memory a sentence.
 """
 
 from __future__ import annotations
