@@ -108,9 +108,7 @@ def test_one_document_alone(tmp_path: Path, next_sentence: str) -> None:
 def test_a_text_that_the_vocabulary_does_not_know_is_refused_for_that(tmp_path: Path) -> None:
     """All of it is [UNK], so that what follows in other documents reads the same as what follows here."""
     documents = [[f"{name} {name} {line}" for line in range(60)] for name in range(1_000, 1_300)]
-    with pytest.raises(
-        ValueError, match=r"\(100\.0% of it is \[UNK\]\).*the vocabulary's language"
-    ):
+    with pytest.raises(ValueError, match=r"\(100\.0% of it is \[UNK\]\).*the vocabulary's language"):
         build_text(tmp_path, documents)
 
 
