@@ -107,7 +107,7 @@ def make_matches(matches: int) -> Iterator[Matches]:
     for start in range(1, documents, _CHUNK):
         numbers = np.arange(start, min(start + _CHUNK, documents))
         owner = np.repeat(numbers, numbers % _MOST_MATCHES + 1)
-        drawn = draws.mix(draws.mix(owner.astype(np.uint64)) + np.arange(owner.size, dtype=np.uint64))
+        drawn = draws.mix(draws.mix(owner.astype(np.uint64)) + np.arange(owner.size).astype(np.uint64))
         near = 1 + (drawn // np.uint64(10) % np.uint64(_NEAR)).astype(np.int64)
         far = 1 + (drawn % owner.astype(np.uint64)).astype(np.int64)
         better = np.maximum(0, owner - np.where(drawn % np.uint64(10) == 0, far, near))
