@@ -35,7 +35,7 @@ from trainer.launch import elastic
 from trainer.launch.elastic import GroupWatch
 from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, WorkerFailure, raise_first
 from trainer.launch.mailbox import DriverMailbox
-from trainer.launch.mailbox_link import MailboxLink
+from trainer.launch.ray_link import MailboxLink
 from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
 
