@@ -14,7 +14,7 @@ from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
 from pipeline.tokenizer import library_version
 
-CODE_VERSION = "5"
+CODE_VERSION = "6"
 """The version of our cleaning, pairing and masking. Raise it if the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)

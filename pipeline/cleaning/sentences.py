@@ -41,13 +41,16 @@ def split_sentences(text: str, *, language: str, keep_reserved: bool = False) ->
     """
     sentences: list[str] = []
     rules = end_rules(language)
-    text, is_spaced = normalize_and_look(text, keep_reserved=keep_reserved)
-    for line in text.split("\n"):
+    text, has_plain_space = normalize_and_look(text, keep_reserved=keep_reserved)
+    for given in text.split("\n"):
+        line = given
+        if "  " in line or not has_plain_space:  # the rules know only ends with one space
+            line = " ".join(line.split())
         if not line or line.isspace():
             continue
         for piece in _pieces(line) if len(line) > _FINE_CHARACTERS else (line,):
             for sentence in _split_piece(piece, language=language, rules=rules):
-                words = sentence.strip() if is_spaced else " ".join(sentence.split())
+                words = sentence.strip()
                 if words:
                     sentences.append(words)
     return sentences
