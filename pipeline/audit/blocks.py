@@ -66,10 +66,11 @@ class Facts:
 
     `published` is true if the published algorithm built the data set; then its known quirks are notes, not faults.
     `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking` is "whole_word",
-    "token" or "span". `draw` is "word" if [MASK], kept or random (80/10/10) is drawn once for each word, and "piece" if
-    it is drawn for each token. `next_sentence` is the setting of this name. `most_passes` has, for each source, the
-    largest number of passes over one document; it is empty if unknown. `dictionary_sources` has the sources whose words
-    were found by a dictionary; token ids do not show where such words start.
+    "token" or "span". A masked token becomes [MASK], stays or becomes a random token (80/10/10). `draw` is "word" if
+    this is drawn once for each word, and "piece" if it is drawn for each token. `next_sentence` is the setting of this
+    name. `most_passes` says for each source how many passes over a document the build makes at most; it is empty if
+    unknown. `dictionary_sources` has the sources whose words were found by a dictionary; token ids do not show where
+    such words start.
     """
 
     published: bool
@@ -126,12 +127,12 @@ class Block:
 
     @property
     def token_rows(self) -> Int64s:
-        """The index of each token's row in this block, int64[tokens]."""
+        """For each token in this block, the index of its row, int64[tokens]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def entry_lists(self) -> Int64s:
-        """The index of the list (mask set) of each masked position in this block, int64[entries]."""
+        """For each masked position in this block, the index of its list (mask set), int64[entries]."""
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
@@ -204,7 +205,7 @@ def have_common_lines_only(block: Block, *, documents: npt.NDArray[np.uint64], f
 
     `documents` (uint64[n]) has a key of each row's first document. Text is compared in runs of _RUN tokens without
     [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so that this check takes only a tenth of
-    the time spent on a row group. A row with fewer than two chosen runs is not common.
+    the time spent on a row group. The text of a row with fewer than two chosen runs does not count as common.
     """
     inside = np.ones(block.ids.size, np.bool_)
     own = block.lengths > 0

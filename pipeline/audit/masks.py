@@ -134,9 +134,9 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 class _Words:
     """Holds the words of a block (rows of a row group).
 
-    `begin`, `length` and `row` (int64[words]) are the index of the first token, the number of tokens and the row of
-    each word. `special` (bool[words]) is true for words with a token that is never masked. `eligible` (bool[words]) is
-    true for words that masking may choose. `of` (int64[tokens]) is the index of each token's word.
+    For each word, `begin` is the index of the first token, `length` is the number of tokens, and `row` is the index of
+    the row (int64[words]). `special` (bool[words]) is true for words with a token that is never masked. `eligible`
+    (bool[words]) is true for words that masking may choose. `of` (int64[tokens]) is the index of each token's word.
     """
 
     begin: Int64s

@@ -180,7 +180,7 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
     """Add to `counts.short_negatives` the number of rows labelled not next whose first segment has at most one word.
 
-    A document of a single word gives only such rows, so the check of label balance allows for these rows.
-    `first_words` (int64[n]) is the number of words in each first segment.
+    The published algorithm makes only such rows from a document of a single word. They are counted, so that the check
+    of label balance can allow for them. `first_words` (int64[n]) is the number of words in each first segment.
     """
     counts.short_negatives += int(np.count_nonzero((block.label == 1) & (first_words <= 1)))

@@ -48,9 +48,9 @@ class Sources:
         self.numbers.append(block.source[first].astype(np.uint16))
 
     def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
-        """Count the rows of `block` by label and by what each shortcut sees in a row, and add the numbers to
-        counts.shortcuts. A shortcut is a rule that guesses the next-sentence label without reading the text. Its
-        accuracy is computed from the numbers of all shards."""
+        """Count the rows of `block` by label and by the class in which each shortcut puts a row, and add the numbers to
+        counts.shortcuts. A shortcut is a rule that guesses the next-sentence label without reading the text. How often
+        it is right is computed later from the numbers of all shards."""
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]

@@ -1,7 +1,7 @@
 """Finds where words begin in rows of token ids, from the form of the tokens or by tokenizing a sample of rows again.
 
 WordPiece marks tokens that continue a word ("##ing"), and BPE may mark tokens that end a word. Byte-level BPE marks
-neither, so up to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If this gives the ids of the row,
+neither, so up to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If this gives the same token ids,
 the words of the row are known.
 """
 
