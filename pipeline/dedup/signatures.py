@@ -171,7 +171,7 @@ class SignatureWriter:
 
 
 def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> list[BandExtent]:
-    """Return where the band keys (hashes of parts of signatures) of a partition lie in the given files, which are in
+    """Return where the band keys (hashes of parts of signatures) of one partition are stored in `files`, which are in
     `folder`. Raises TableError if a file has changed."""
     chosen = [file for file in files if file.table.columns]
     rows = read_each(
@@ -223,8 +223,9 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide groups of documents into lists, and yield each list. A group is a pair (start, size), made from one entry
-    of `starts` and one of `sizes`. A list ends once its groups have at least _ROWS_AT_ONCE documents."""
+    """Divide groups of documents into lists, and yield each list. The signatures of a list are in memory together, so a
+    list ends once its groups have at least _ROWS_AT_ONCE documents. A group is a pair (start, size), made from one
+    entry of `starts` and one of `sizes`."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
