@@ -1,4 +1,4 @@
-"""Makes all rows of a bucket (the documents whose rows go into one shard of the data set).
+"""Makes all rows of a bucket (the documents of one shard of the data set).
 
 The pairs of all passes are held in memory (40 bytes a row). Rows and masks are made from them in batches, in any order.
 """
@@ -58,7 +58,7 @@ class Instances:
         found.
 
         The reason is partners.ALONE (the source has no other document here) or partners.UNPAIRED (no place in the other
-        documents was free). The source is an index into the config's sources.
+        documents was free). The source is an index into config.source_names.
         """
         if self._config.next_sentence != "random_document":
             return Counter()

@@ -35,8 +35,8 @@ def make_reference(
     """Return the pairs and the masks of all passes over a bucket (the documents of one shard). The masks are in the
     order of the pairs.
 
-    The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
-    does not matter, because they are sorted by id and the ids seed the random generator.
+    The algorithm is that of BERT's published script for one input file, without its last shuffle. The order of
+    `documents` does not matter, because they are sorted by id and the ids seed the random generator.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
@@ -101,8 +101,8 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Yield each pair of a document, with a dict from masked positions (ascending) to replacement ids. `index` says
-        which document."""
+        """Yield each pair of the document with the index `index`. With each pair comes a dict that maps the masked
+        positions (ascending) to the ids that replace the tokens there."""
         pairs = pair_document(
             self._corpus,
             index=index,
