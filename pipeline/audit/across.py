@@ -130,8 +130,8 @@ class Spill:
         self._held_bytes = 0
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append records to temporary files, which are divided into parts. Call `flush` after the last `add`, because
-        until then some records are only in memory. `kind` is "rows" or "documents".
+        """Append records to temporary files, one for each part of the records. Call `flush` after the last `add`,
+        because until then some records are only in memory. `kind` is "rows" or "documents".
 
         A hash of the record's entry in `key` (uint64[records]) decides to which part a record goes, so records with
         equal keys go to the same part.

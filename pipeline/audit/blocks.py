@@ -1,7 +1,7 @@
 """Blocks, which hold rows of a row group as flat arrays (16 bytes a token), and the facts about the data set that the
 checks need.
 
-The arrays come from an unchecked file, so lengths, ids and positions may have any value.
+The arrays come from an unchecked file, so lengths, token ids and positions may have any value.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Vocabulary:
 class Facts:
     """What is known about a data set before its rows are read.
 
-    `published` is true if the published algorithm built the data set; then its known quirks are notes, not faults.
+    `published` is true if BERT's published algorithm built the data set; then its known quirks are notes, not faults.
     `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking` is "whole_word",
     "token" or "span". A masked token becomes [MASK], stays or becomes a random token (80/10/10). `draw` is "word" if
     this is drawn once for each word, and "piece" if it is drawn for each token. `next_sentence` is the setting of this
@@ -91,8 +91,8 @@ class Block:
 
     Row r has the tokens `ids[offsets[r]:offsets[r + 1]]`. A list is one mask set (choice of positions to predict) of a
     row, and row r has the lists l with `list_rows[l] == r`. List l has the masked positions
-    `positions[list_offsets[l]:list_offsets[l + 1]]`. `inputs` has, in the same order, the ids that the model gets at
-    these positions. `ids`, `positions` and `inputs` are int64. `num_tokens`, `first_length`, `label` (-1 if null),
+    `positions[list_offsets[l]:list_offsets[l + 1]]`. `inputs` has, in the same order, the token ids that the model gets
+    at these positions. `ids`, `positions` and `inputs` are int64. `num_tokens`, `first_length`, `label` (-1 if null),
     `source` and `pass_number` are the columns of these names, int64[n]. `document` and `second` (uint8[n, 16]) are the
     document ids of the two segments, zero if absent. `has_second` (bool[n]) is true if there is a second segment.
     `numbers` (int64[n]) is the index of each row in its row group.

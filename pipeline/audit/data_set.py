@@ -249,9 +249,9 @@ def check_counts(
 ) -> None:
     """Compare counts of the rows with the numbers in the manifest and in token_counts.parquet.
 
-    The numbers are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and how
-    often each token id occurs. `counts` has the sums of the splits "train" and "validation". `token_counts`
-    (int64[vocabulary]) counts each id in the training rows; it is None if some rows could not be read.
+    The numbers are the rows, tokens, lengths and labels of each split (train or validation), the rows and tokens of
+    each source, and how often each token id occurs. `counts` has the sums of the splits "train" and "validation".
+    `token_counts` (int64[vocabulary]) counts each id in the training rows; it is None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:

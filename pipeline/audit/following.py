@@ -167,7 +167,7 @@ class Sealed:
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
         """Add to `findings` how many negatives (pairs labelled not next) were checked, and a fault for each negative
         whose second segment was found to follow the first. The fault becomes a note if the document repeats the text,
-        or if `published` is true (the published algorithm built the data set). `file` is the path of the shard."""
+        or if `published` is true (BERT's published algorithm built the data set). `file` is the path of the shard."""
         findings.looked("true next", self.keys.size)
         text = "labelled not next, but the second segment follows the first in the same document"
         recurs = self.repetitive | (self.seen > self.passes + 1)

@@ -44,8 +44,8 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit of the data set at `root`. `published` is true if the published algorithm built the data
-    set. `shards`, `rows` and `tokens` say how many shards, rows and tokens the data set has."""
+    """The result of an audit of the data set at `root`. `published` is true if BERT's published algorithm built the
+    data set. `shards`, `rows` and `tokens` say how many shards, rows and tokens the data set has."""
 
     root: str
     published: bool
@@ -155,7 +155,8 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
     """Check the balance of labels, the mask rate and the shares 80/10/10 ([MASK], kept, random) of the whole data set.
 
-    `totals` has the sums over all shards. `replaceable` is the number of ids that may be drawn as a random replacement.
+    `totals` has the sums over all shards. `replaceable` is the number of token ids that may be drawn as a random
+    replacement.
     """
     whole = Place("(all shards)")
     labels = totals.num_labels

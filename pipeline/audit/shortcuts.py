@@ -75,7 +75,7 @@ def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, finding
     """Return the accuracy of each shortcut (a rule that guesses the next-sentence label without reading the text). Add
     the shortcuts that are right too often to `findings`.
 
-    A shortcut with an accuracy above FAIL_ABOVE is a fault. Because the published algorithm is known to leave such
+    A shortcut with an accuracy above FAIL_ABOVE is a fault. Because BERT's published algorithm is known to leave such
     shortcuts, they are only notes in a data set that this algorithm built. A shortcut with an accuracy between
     WARN_ABOVE and FAIL_ABOVE is always a note. Shortcuts are judged only if the setting `next_sentence` is
     random_document.
