@@ -22,8 +22,8 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:
-    """Makes all rows of a bucket (the documents of one shard), in strict mode (our rules) or reference mode (the
-    published script's rules), as config.mode says.
+    """Makes all rows of a bucket (the documents of one shard), in strict mode (our own rules) or reference mode (the
+    rules of BERT's published script), as config.mode says.
 
     `passes` says for each document how many times pairs are made from it; None means config.passes for each. Reference
     mode ignores `passes`. The rows do not depend on the order of `documents`. Raises ValueError if a document has no

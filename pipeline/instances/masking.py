@@ -36,9 +36,9 @@ class Masks:
     """One mask set (a choice of tokens to predict) for n rows, with m masked positions in total.
 
     `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from the row's [CLS]. `inputs`
-    ([m], of the type of the rows' ids) are the ids that the model sees at these positions. The labels are not stored:
-    they are the ids of the unmasked row. `offsets` is int64[n + 1]: row r has the entries offsets[r]:offsets[r + 1] of
-    both arrays. Every row has at least one entry.
+    ([m], of the same type as Rows.ids) are the token ids that the model sees at these positions. The labels are not
+    stored: they are the token ids of the unmasked row at these positions. `offsets` is int64[n + 1]: row r has the
+    entries offsets[r]:offsets[r + 1] of both arrays. Every row has at least one entry.
     """
 
     positions: npt.NDArray[np.uint16]
@@ -104,10 +104,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    `ids` and `special` (whether the token is special) have an entry for each token. `begin` (the first token), `length`
-    (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry for each
-    word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to predict) have
-    an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
+    `ids` (the token id) and `special` (whether the token is special) have an entry for each token. `begin` (the first
+    token), `length` (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an
+    entry for each word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens
+    to predict) have an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
     """
 
     ids: Ids

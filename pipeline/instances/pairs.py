@@ -1,9 +1,9 @@
 """Makes sentence pairs: the first and the second segment of each row, as ranges of tokens in documents.
 
 The algorithm is the published one (Devlin et al. 2019, section 3.1 and appendix A.2). It needs sentence lengths, not
-tokens. Reference mode repeats the published script: it draws from one random generator in the published order. Strict
-mode has a generator for each document, seeded by (seed, document id, pass). So its pairs do not depend on the order of
-the documents.
+tokens. Reference mode repeats BERT's published script: it draws from one random generator in the published order.
+Strict mode (our own rules) has a generator for each document, seeded by (seed, document id, pass). So its pairs do not
+depend on the order of the documents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Says for each of three quirks of the published algorithm whether to fix it (True) or to keep it (False).
+    """Says for each of three quirks of BERT's published algorithm whether to fix it (True) or to keep it (False).
 
     STRICT fixes all of them, and REFERENCE keeps all.
     """
@@ -274,8 +274,8 @@ def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: Ne
 
 
 def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) -> Segment:
-    """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
-    document.
+    """Return a random segment, drawn as in BERT's published script: consecutive units (sentences or pieces of them) of
+    one document.
 
     The document is drawn uniformly. `but` is the index of a document to avoid: if this document is drawn, the draw is
     repeated, but after ten draws the last one counts. The first unit is drawn uniformly. The segment ends when it has

@@ -168,7 +168,7 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """Truncate both segments as the published script does, and return them. Together they then have at most `room`
+    """Truncate both segments as BERT's published script does, and return them. Together they then have at most `room`
     tokens.
 
     There is one random draw for each token removed, and words may be cut.
