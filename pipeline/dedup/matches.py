@@ -73,8 +73,8 @@ def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, gr
     document and better ones are in one of these files.
 
     `grouped` says that documents have groups (see Document), and that a document is held out if its group is. Because a
-    match does not name the group, the match is then written for both the training and the validation bucket of its
-    document. Memory holds all matches written.
+    match does not name the group, the match is then written for both the training and the validation bucket of the
+    document left out. Memory holds all matches written.
     """
     chosen = choose_in_parts([partial(_read_all, file) for file in parts])
     if not grouped:
