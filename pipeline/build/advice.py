@@ -70,8 +70,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
-    """Yield a warning if a build lower-cases Turkish text and text of other languages. The saved tokenizer does not
-    know the language of a text, so it would lower-case the Turkish I wrongly."""
+    """Yield a warning if a build lower-cases both Turkish text and text of other languages. The saved tokenizer does
+    not know the language of a text, so it would lower-case the Turkish I wrongly."""
     if not config.vocabulary.lowercase or has_dotted_i(config):
         return
     for index, source in enumerate(config.sources):

@@ -276,8 +276,8 @@ class WriteShards(_TokenizerStep):
 
 
 class LeaveResult(_Step):
-    """A Beam step. It writes the result and the counts of the input to RESULT_NAME in the exchange folder, where the
-    main process reads them, because engines cannot return values."""
+    """A Beam step. It writes the result of the build and the counts of the input to RESULT_NAME in the exchange folder,
+    where the main process reads them, because engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.exchange):
