@@ -221,8 +221,8 @@ def _place(record: Any, shards: list[str]) -> Place:
 
 
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
-    """Add to `repeated` (int64[shards]) how many rows of each shard are identical to a row of another shard, with the
-    same masks and label.
+    """Add to `repeated` (int64[shards]) how many rows of each shard are identical, including masks and label, to a row
+    of another shard.
 
     Identical rows are neighbours in `rows` (records of the type ROW). For each row, `head` has the index of the first
     row that is identical to it.

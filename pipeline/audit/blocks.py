@@ -64,13 +64,13 @@ class Vocabulary:
 class Facts:
     """What is known about a data set before its rows are read.
 
-    `published` is true if BERT's published algorithm built the data set; then its known quirks are notes, not faults.
-    `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking` is "whole_word",
-    "token" or "span". A masked token becomes [MASK], stays or becomes a random token (80/10/10). `draw` is "word" if
-    this is drawn once for each word, and "piece" if it is drawn for each token. `next_sentence` is the setting of this
-    name. `most_passes` says for each source how many passes over a document the build makes at most; it is empty if
-    unknown. `dictionary_sources` has the sources whose words were found by a dictionary; token ids do not show where
-    such words start.
+    `published` is true if BERT's published algorithm built the data set; then the known quirks of this algorithm are
+    notes, not faults. `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking`
+    is "whole_word", "token" or "span". A masked token becomes [MASK], stays or becomes a random token (80/10/10).
+    `draw` is "word" if this is drawn once for each word, and "piece" if it is drawn for each token. `next_sentence` is
+    the setting of this name. `most_passes` says for each source how many passes over a document the build makes at
+    most; it is empty if unknown. `dictionary_sources` has the sources whose words were found by a dictionary; token ids
+    do not show where such words start.
     """
 
     published: bool

@@ -1,5 +1,5 @@
-"""The languages without spaces whose words can be found with a dictionary, and the check of the setting
-`dictionary_words`, which asks for this."""
+"""The languages that are written without spaces and whose words can be found with a dictionary, and the check of the
+setting `dictionary_words`, which asks for this."""
 
 from __future__ import annotations
 

@@ -199,8 +199,8 @@ def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _halves(ids: npt.NDArray[Any]) -> tuple[draws.UInt64s, draws.UInt64s]:
-    """Return the first and the last 8 bytes of each id (V16), as two arrays of numbers. The numbers sort like the
-    ids."""
+    """Return the first and the last 8 bytes of each document id (16 bytes), as two arrays of numbers. The numbers sort
+    like the ids."""
     halves = np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
     return halves[:, 0], halves[:, 1]
 

@@ -73,7 +73,7 @@ class Step:
 
 
 class _Kept(threading.local):
-    """The steps of one run that this thread has already set up."""
+    """The steps of one run of the graph that this thread has already set up."""
 
     run = ""
 

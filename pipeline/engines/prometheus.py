@@ -1,4 +1,5 @@
-"""Prometheus metrics of a build on a Ray cluster (ray_cloze_build_...). The driver sums the reports of the workers."""
+"""Prometheus metrics of a build on a Ray cluster (ray_cloze_build_...). The main process sums the reports of the
+workers."""
 
 from __future__ import annotations
 
