@@ -70,8 +70,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
-    """Yield a warning if a build lower-cases Turkish text and text of other languages. The saved tokenizer does not
-    know the language of a text, so it would lower-case the Turkish I wrongly."""
+    """Yield a warning if a build lower-cases both Turkish text and text of other languages. The saved tokenizer does
+    not know the language of a text, so it would lower-case the Turkish I wrongly."""
     if not config.vocabulary.lowercase or has_dotted_i(config):
         return
     for index, source in enumerate(config.sources):
@@ -84,7 +84,8 @@ def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
 
 
 def _advise_on_predictions(config: PipelineConfig) -> Iterator[str]:
-    """Yield a warning if full rows have room for far fewer targets than masked_probability asks for."""
+    """Yield a warning if max_predictions is so small that a full row has far fewer masked positions than
+    masked_probability asks for."""
     wanted = math.ceil(config.masked_probability * config.max_seq_length)
     if config.predictions < _FEWEST_PREDICTIONS * wanted:
         yield (
@@ -95,8 +96,8 @@ def _advise_on_predictions(config: PipelineConfig) -> Iterator[str]:
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
-    """Yield a warning for each training setting that has no effect, because the vocabulary already exists. `size` says
-    how many entries this vocabulary has."""
+    """Yield a warning for each setting of vocabulary training that has no effect, because the vocabulary already
+    exists. `size` says how many entries this vocabulary has."""
     remedy = "remove it" if not settings.train else "name another file to train one"
     for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
         value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default

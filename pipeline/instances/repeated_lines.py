@@ -25,8 +25,8 @@ _CHUNK_TOKENS = 1 << 20
 
 
 class RepeatedLine(NamedTuple):
-    """A sentence that repeats. `ids` are its tokens, at least FEWEST_TOKENS. `occurrences` is the number of times that
-    it occurs, and `documents` is the number of documents in which it occurs."""
+    """A sentence that repeats. `ids` are its token ids, at least FEWEST_TOKENS. `occurrences` is the number of times
+    that it occurs, and `documents` is the number of documents in which it occurs."""
 
     ids: npt.NDArray[np.integer[Any]]
     occurrences: int

@@ -1,9 +1,10 @@
 """Measures shortcuts: simple rules that guess the next-sentence label from source, length, place or shared words.
 
-A model that learns a shortcut need not read. A rule puts each row into a cell, such as (source of A, source of B), and
-answers with the label that is more frequent in that cell. The rule is fitted on one half of the rows and measured on
-the other half, then the other way round. To measure a rule, one only needs to know how many rows there are for each
-(cell, half, label). The counts of several shards are simply added. A million tokens take 20 ms.
+If a shortcut is often right, a model can learn it instead of reading the text. A rule puts each row into a cell, such
+as (source of A, source of B), and answers with the label that is more frequent in that cell. The rule is fitted on one
+half of the rows and measured on the other half, then the other way round. To measure a rule, one only needs to know how
+many rows there are for each (cell, half, label). The counts of several shards are simply added. A million tokens take
+20 ms.
 """
 
 from __future__ import annotations
@@ -113,9 +114,8 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Return two lists: the rules that a build warns of, and the rules that make a build fail. The accuracy of a rule
-    and its number of rows decide whether it is in a list. Rules that read the text (OF_THE_TEXT) are in neither
-    list."""
+    """Return two lists: the rules that a build warns of, and the rules that make a build fail. A rule is in a list if
+    it guesses right often enough, on enough rows. Rules that read the text (OF_THE_TEXT) are in neither list."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
