@@ -43,7 +43,7 @@ class BuildMark:
 
     def await_input(self) -> None:
         """Note in `text`, the content of OUT/_build.json, that the user must fix an input file before the build can
-        resume. No file is written here; the caller then writes `text` to the file."""
+        continue. No file is written here; the caller then writes `text` to the file."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
