@@ -145,7 +145,7 @@ class ProgressPrinter:
         return f"{now - self._started:.0f} s: {text}"
 
     def summary(self) -> str:
-        """Return a line of text on all work done."""
+        """Return a line of text that says how much the whole build has read and written, and how fast."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
         made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
@@ -268,11 +268,11 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the number of bytes of input that workers have read so far.
+    """Return an estimate of how many bytes of input workers have read so far.
 
-    A finished split counts with all its bytes. An unfinished split counts with a share of its bytes: the share of its
-    expected text that was read. The expected text is first corrected by the ratio of real to expected text in the
-    finished splits.
+    A finished split counts with all its bytes. An unfinished split counts with a share of its bytes: the text read so
+    far, divided by the text that the whole split is expected to have. In the finished splits, it is known how much more
+    or less text there was than expected. The expected text of an unfinished split is first corrected by the same ratio.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
@@ -286,8 +286,7 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Return an estimate of how many tokens of the documents are already in written rows. The progress is measured in
-    tokens, because shards differ in size."""
+    """Return an estimate of how many tokens of the input's documents are already in written rows."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports
