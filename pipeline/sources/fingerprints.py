@@ -3,7 +3,8 @@ the same files.
 
 Small files are hashed whole. Large files are hashed at 64 evenly spaced places, which takes 20 ms for any file. If a
 large file changes between those places and keeps its length, only its modification time (list_modified) shows the
-change, so that time is compared too. A file on an object store is not read: its size and entity tag are hashed.
+change. Therefore the modification time is compared too. A file on an object store is not read: its size and entity tag
+are hashed.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def list_modified(paths: Iterable[str]) -> dict[str, str]:
 
 
 def list_versions(paths: Iterable[str]) -> dict[str, str]:
-    """Return {path: text with size and modification time} for each local file. list_changed compares these texts
-    later."""
+    """Return {path: text with size and modification time} for each local file. At the end of a build, list_changed
+    compares these texts with the files."""
     return {path: storage.file_version(path) for path in sorted(set(paths)) if not storage.is_url(path)}
 
 
