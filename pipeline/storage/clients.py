@@ -138,8 +138,8 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """If the block raises a "disk full" error that names no file, add `folder`, where the local temporary files are, to
-    the error's message."""
+    """If the block raises a "disk full" error that names no file, add to the error's message the name of `folder`,
+    where the local temporary files are."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Reads and writes files by path or URL: the same functions serve local paths (and file://), s3:// and gs://.
 
 A store has no rename. So that a file appears there whole or not at all, it is uploaded in one uninterrupted call.
-`open_output` therefore first collects the content in a local temporary file (disk: the file's size).
+`open_output` therefore first collects the content in a local temporary file, which needs as much disk as the file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The name, size and time of a file. `name` is the path relative to the folder that was listed, with forward
+    """The name, size and time of a file. `name` is the file's path relative to the folder that was listed, with forward
     slashes. `size` is in bytes, and `modified` is in seconds since 1970."""
 
     name: str
