@@ -119,7 +119,8 @@ def cited_work(arguments: Arguments) -> str | None:
 
 
 def verse(separator: str) -> Renderer:
-    """Return a renderer of a verse that is given as book, chapter and verse: "Mt 5,3" with the separator ","."""
+    """Return a renderer (a function that turns a template's arguments into text) for a verse that is given as book,
+    chapter and verse. With the separator "," the text is "Mt 5,3"."""
 
     def render(arguments: Arguments) -> str | None:
         filled = arguments.filled()
@@ -159,8 +160,9 @@ def _parts_of_verse(arguments: Arguments) -> tuple[str, ...]:
 
 
 def sound(position: int) -> Renderer:
-    """Return a renderer of a sound, which shows the sound's label (argument `position`). It shows nothing if there is
-    no label, or if the label only says "listen", because such a label is a button."""
+    """Return a renderer (a function that turns a template's arguments into text) for a sound. The text is the sound's
+    label (argument `position`). It is "" if there is no label, or if the label only says "listen", because such a label
+    is a button."""
 
     def render(arguments: Arguments) -> str | None:
         label = arguments.at(position)

@@ -198,7 +198,8 @@ def fraction(arguments: Arguments) -> str | None:
 
 
 def money(sign: str) -> Callable[[Arguments], str]:
-    """Return a renderer that shows a sum of money after the currency's `sign`."""
+    """Return a renderer (a function that turns a template's arguments into text) for a sum of money. The currency's
+    `sign` stands before the sum."""
     return lambda arguments: sign + format_number(arguments.at(1), language=arguments.language)
 
 
