@@ -229,8 +229,8 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """The result of the second half of a build, which writes the shards. `shards` has the shards' entries in the
-    manifest, and `tallies` has the counts of the rows of train and of validation."""
+    """The result of writing the shards of a build. `shards` has the shards' entries in the manifest, and `tallies` has
+    the counts of the rows of train and of validation."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]

@@ -312,9 +312,10 @@ def summarize_sources(
     order and the paths of the sources.
 
     The keys are `name`, `kind`, `language`, `weight`, `documents`, `sentences`, `characters`, `dropped_by_weight`,
-    `rows` and `tokens`. The values of `documents`, `sentences` and `characters` are counted during reading. They
-    include exact duplicates, but not documents dropped by weight. The values of `rows` and `tokens` are counted in the
-    training rows, by the source of the first segment.
+    `rows` and `tokens`. A source whose `weight` is below 1 loses some of its documents (dropped by weight). The values
+    of `documents`, `sentences` and `characters` are counted during reading. They include exact duplicates, but not
+    documents dropped by weight. The values of `rows` and `tokens` are counted in the training rows, by the source of
+    the first segment.
     """
     summary = []
     for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):

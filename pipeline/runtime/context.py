@@ -33,13 +33,14 @@ class BuildContext:
     build: str
     """A hash (from publish.hash_build) of everything that determines what workers write, except the input."""
     inputs: Mapping[str, str]
-    """The fingerprint of each input file, by path."""
+    """The fingerprint (a hash) of each input file, by path."""
     hold_out: str = ""
-    """The file with the word runs of config.hold_out (pipeline/dedup/held_texts.py). Its name has a hash of their
-    content; empty if nothing is held out by text."""
+    """The path of a file with hashes of every 13 words in a row in the texts of the setting hold_out
+    (pipeline/dedup/held_texts.py). Documents that share a passage with these texts are left out. The file's name has a
+    hash of its content. The path is "" if the setting is empty."""
     notes: str = ""
     """A local folder for counts, failures and results, used if all workers run on this machine and `work` is on an
-    object store. Otherwise it is empty, and `work` has these files."""
+    object store. Otherwise it is "", and these files are below `work`."""
 
     @property
     def ledger(self) -> Ledger:

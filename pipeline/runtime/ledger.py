@@ -31,8 +31,8 @@ _SHARDS = "data"
 class Ledger:
     """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
 
-    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of everything that
-    determines these files, except the input.
+    The files of the pieces are below `root` too, except that shards on an object store are elsewhere. `build` is a hash
+    of everything that determines these files, except the input.
     """
 
     root: str

@@ -37,10 +37,10 @@ class Join:
 
 
 def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
-    """Plan the two steps in which documents reach their buckets, and return (range, tasks). In a file of the first
-    step, several neighbouring buckets share a row of the file's table. The range says which buckets share a row. The
-    tasks make up the second step, which divides the rows into single buckets. If one step is enough, each bucket has
-    its own row and there are no tasks.
+    """Plan how documents reach their buckets: in one step or, if there are many buckets, in two. Return (range, tasks).
+    The range says which neighbouring buckets share a row in the table of a spill file of the first step. The tasks make
+    up the second step, which divides the rows into single buckets. If one step is enough, each bucket has its own row
+    and there are no tasks.
 
     A task reads about _TEXT_BYTES_A_JOIN of text if buckets have TEXT_BYTES_PER_BUCKET.
     """

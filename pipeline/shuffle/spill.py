@@ -1,10 +1,11 @@
-"""Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
+"""Spill files: tokenized documents, sorted by bucket, on their way from the workers that read to the workers that write
+shards.
 
 An extent is a byte range of a spill file with documents of one bucket, or of neighbouring buckets. It consists of two
-Arrow messages. The first is an index (id, number of tokens and origin of each document), and the second has the tokens.
-The index can be read without the tokens. A table at the end of the file says where the extents of each bucket lie. So
-only the names of spill files cross Beam's shuffle, however many extents there are. A writer holds at most FLUSH_TOKENS
-tokens and one more document in memory.
+Arrow messages. The first is an index (the id, the number of tokens and the origin of each document), and the second has
+the tokens. The index can be read without the tokens. A table at the end of the file says where the extents of each
+bucket lie. So only the names of spill files cross Beam's shuffle, however many extents there are. A writer holds at
+most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations

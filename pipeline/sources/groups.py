@@ -34,7 +34,7 @@ class Stretches:
     every few lines because nothing tells where its books end.
 
     A group consists of neighbouring documents with about RUN_CHARACTERS in all. Its id is the hash of its first
-    document's text. Each share of a file (documents.Split) must add every line of the file, so that all shares give the
+    document's text. If several workers share a file, each of them must add every line of the file, so that all find the
     same groups.
     """
 
@@ -44,7 +44,7 @@ class Stretches:
         self._group = b""
 
     def add(self, line: str) -> None:
-        """Count a line as part of the current document."""
+        """Add the next line of the current document."""
         self._characters += len(line)
         if not self._group:
             self._first.append(line)

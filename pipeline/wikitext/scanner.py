@@ -128,7 +128,7 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
     starts, and `parts` is the content that was read so far, with inner brackets resolved. If a table in the bracket was
-    never closed, its end was guessed, and `own` is the index in `parts` after which the guess is not made again.
+    never closed, its end was guessed, and `own` is the index in `parts` from which on the guess is not made again.
     Otherwise `own` is None."""
 
     __slots__ = ("kind", "own", "parts", "start")
