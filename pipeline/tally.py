@@ -181,9 +181,10 @@ class RowTally:
     labels: Counter[int] = field(default_factory=Counter)
     """The number of rows by next-sentence label. The key -1 counts rows without a label."""
     source_rows: Counter[int] = field(default_factory=Counter)
-    """The number of rows by source, an index into PipelineConfig.source_names."""
+    """The number of rows by the source of their first segment, an index into PipelineConfig.source_names."""
     source_tokens: Counter[int] = field(default_factory=Counter)
-    """The number of tokens in rows, special tokens included, by source (the same index as in source_rows)."""
+    """The number of tokens in rows, special tokens included, by the source of the rows' first segment (the same index
+    as in source_rows)."""
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
     """What each shortcut (a rule that guesses the next-sentence label without looking at the text) has counted. See
     pipeline/instances/shortcuts.py.

@@ -308,8 +308,8 @@ def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str
 def summarize_sources(
     read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
 ) -> list[dict[str, Any]]:
-    """Return a dict of counts for each name in config.source_names, in this order. The counts do not depend on the
-    order and the paths of the sources.
+    """Return a dict of counts for each name in config.source_names (the distinct names of the sources), in this order.
+    The counts do not depend on the order and the paths of the sources.
 
     The keys are `name`, `kind`, `language`, `weight`, `documents`, `sentences`, `characters`, `dropped_by_weight`,
     `rows` and `tokens`. A source whose `weight` is below 1 loses some of its documents (dropped by weight). The values

@@ -37,7 +37,7 @@ def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Sh
 
 
 def list_languages(config: PipelineConfig) -> list[str]:
-    """Return the language of each source, in the order of config.source_names."""
+    """Return the language of each name in config.source_names (the distinct names of the sources), in this order."""
     return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
 
 

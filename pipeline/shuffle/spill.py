@@ -73,8 +73,9 @@ class Index:
 
     `ids` (uint8[n, 16]) has the document's id, and `tokens` (int64[n]) says how many tokens the document has. An entry
     without tokens is a mark: it says that the document with this id is held out, so that copies of the document are
-    left out. `sources` (uint16[n]) has the index of the document's source in config.source_names. `groups` (uint8[n,
-    16]) has the id that the parts of one book share, or the document's id if it is no part of a book.
+    left out. `sources` (uint16[n]) has the index of the document's source in config.source_names, the distinct names of
+    the sources. `groups` (uint8[n, 16]) has the id that the parts of one book share, or the document's id if it is no
+    part of a book.
     """
 
     ids: npt.NDArray[np.uint8]
@@ -249,8 +250,9 @@ def read_index(extents: Iterable[Extent]) -> Index:
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """Yield a tuple (document id, index into config.source_names, origin) for each document in `extents` (byte ranges
-    of spill files). Duplicates are included, and marks of held-out documents are not."""
+    """Yield a tuple (document id, source, origin) for each document in `extents` (byte ranges of spill files). A source
+    is an index into config.source_names, the distinct names of the sources. Duplicates are included, and marks of
+    held-out documents are not."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "tokens", "number", *Origin._fields)

@@ -291,9 +291,8 @@ def _contend(
     folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
     """Write `claim` (the file that asks for the lease), try to take the lease, and return whether it was taken.
-    Withdraw `claim` and return False in three cases: another command has the lease, the claim of another command that
-    asks for it has a smaller token, or other commands still ask for it after the time-out. The claims in `silent` are
-    ignored."""
+    Withdraw `claim` and return False in three cases. Another command has the lease, or another command that asks for it
+    has a smaller token, or other commands still ask for it after the time-out. The claims in `silent` are ignored."""
     taken = False
     try:
         _write(folder, claim)

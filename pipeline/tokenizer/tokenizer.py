@@ -60,8 +60,8 @@ class TokenizedDocument:
 
     `ids` are token ids: uint16, or int32 if the vocabulary has more than 65,536 entries. `word_starts` (bool) is true
     for the first token of each word. `sentence_lengths` (int32) says how many tokens each sentence has, at least 1.
-    `source` is an index into PipelineConfig.source_names. Invariant: ids.size == word_starts.size ==
-    sentence_lengths.sum().
+    `source` is an index into PipelineConfig.source_names, the distinct names of the sources. Invariant: ids.size ==
+    word_starts.size == sentence_lengths.sum().
     """
 
     id: bytes
