@@ -171,8 +171,8 @@ class SpillWriter:
 
     @property
     def file(self) -> SpillFile:
-        """The written file with its table, for find_extents. It is there only if the writer has `buckets`, and only
-        after the writer is closed."""
+        """The written file with its table, in which find_extents finds documents. It exists only if the writer has
+        `buckets`, and only after the writer is closed."""
         assert self._buckets is not None
         return SpillFile(storage.base_name(self.path), self._key, self._table, self._buckets)
 
@@ -242,8 +242,8 @@ def _path(file: SpillFile, *, folder: str) -> str:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Return the index (document ids, token counts, sources and groups) of the documents in `extents` (byte ranges of
-    spill files). The tokens are not read."""
+    """Return the index (document ids, token counts, sources and ids of books) of the documents in `extents` (byte
+    ranges of spill files). The tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )

@@ -94,7 +94,7 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
     """Return the splits of one file, in order. `index` is the source's index in the config. `split_bytes` is the
-    approximate size of a split, if the format allows it."""
+    approximate size of a split in bytes, for formats that can be cut at any size."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
     if source.kind == "books":

@@ -123,9 +123,9 @@ class WordTokenizer:
     ) -> WordTokenizer:
         """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
-        The keywords say how text is treated with a vocab.txt (see build_wordpiece). They are ignored for a
-        tokenizer.json, which has these settings itself. Raises ValueError, which names the file and what is wrong with
-        the file.
+        The keywords say how text is treated, because a vocab.txt does not say it (see build_wordpiece). They are
+        ignored for a tokenizer.json, which has these settings itself. Raises ValueError, which names the file and says
+        what is wrong with it.
         """
         origin = str(path)
         if origin.endswith(".json"):

@@ -1,6 +1,7 @@
 """Renders centuries and ordinals: the French {{s2|XVI|XVII}} and {{Ier}}, the Spanish {{siglo|XIX||s}}. Pure.
 
-A renderer returns None if it does not understand the arguments.
+A renderer (a function that turns a template's arguments into text) returns None if it does not understand the
+arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Renders templates of citations, doubted text and sounds, such as {{harvtxt|Boole|1854}} and {{cn|text}}. Pure.
 
 A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia, such a template
-follows the text. A renderer returns "" if the template shows nothing, or None if it does not understand the arguments.
+follows the text. A renderer (a function that turns a template's arguments into text) returns "" if the template shows
+nothing, or None if it does not understand the arguments.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class _Parenthesis:
             self.items[-1].append(text)
 
     def take(self, inner: _Parenthesis, text: str) -> None:
-        """Add `text`, the text of the parenthesis `inner`, to this outer parenthesis. If `inner` has a mark (HOLE or
-        ASIDE), note that the outer parenthesis now has this mark too."""
+        """Add `text`, the text of the parenthesis `inner`, to this outer parenthesis. If `inner` has a HOLE or an ASIDE
+        (characters that stand for missing text), note that the outer parenthesis now has it too."""
         self.add(text)
         self.asides[-1] |= any(inner.asides)
         self.has_hole |= inner.has_hole

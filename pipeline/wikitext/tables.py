@@ -1,11 +1,11 @@
 """Looks up, by name and wiki, what a template shows. A name can mean different things: {{s|XIX}} is a century in French
 and a stub in Italian.
 
-Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them. The
-wiki `*` stands for all wikis, because names are copied from the English Wikipedia to most others. If several lines have
-the same name, a line for the page's wiki counts first. Next counts a line for the wiki from which the page's wiki
-copies templates (_COPIES), and last a line with `*`. The patterns in this module match whole families of names (infobox
-..., ... needed).
+Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them (a
+function that turns a template's arguments into text). The wiki `*` stands for all wikis, because names are copied from
+the English Wikipedia to most others. If several lines have the same name, a line for the page's wiki counts first. Next
+counts a line for the wiki from which the page's wiki copies templates (_COPIES), and last a line with `*`. The patterns
+in this module match whole families of names (infobox ..., ... needed).
 """
 
 from __future__ import annotations
