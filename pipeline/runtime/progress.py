@@ -1,8 +1,9 @@
 """Shows the progress of a build on any engine. Workers write counts to small files; the main process sums and prints
 them.
 
-A terminal shows one line per stage, rewritten every second. Other outputs get a plain line every 30 seconds. The same
-counts go to Beam's counters. All these counts are only for display.
+A build has two stages: it reads splits, and then writes shards. A terminal shows one line per stage, rewritten every
+second. Other outputs get a plain line every 30 seconds. The same counts go to Beam's counters. All these counts are
+only for display.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class ProgressPrinter:
             self._stream.flush()
 
     def line(self, stage: Stage | None = None) -> str:
-        """Return a line of text on the progress of `stage` or, if `stage` is None, of the running stage."""
+        """Return a line of text on the progress of `stage` ("read" or "shard") or, if `stage` is None, of the running
+        stage."""
         stage = stage or self.stage()
         now = time.monotonic()
         if stage not in self._stage_started:
@@ -160,12 +162,13 @@ class ProgressPrinter:
         return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
-        """Return, by stage, how many pieces of work (splits, shards) were kept from an earlier start."""
+        """Return how many splits (stage "read") and shards (stage "shard") were kept from an earlier start of the
+        build."""
         return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
 
     def count(self, stage: Stage) -> Counter[str]:
-        """Return the counts of a stage by name, each summed over all reports of the stage. Reports of splits and shards
-        kept from an earlier start are included."""
+        """Return the counts of a stage ("read" or "shard") by name, each summed over all reports of the stage. Reports
+        of splits and shards kept from an earlier start are included."""
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
@@ -207,8 +210,8 @@ class ProgressPrinter:
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
-        """Return the counts of every report of a stage. The report of a finished split or shard is read from its file
-        only once."""
+        """Return the counts of every report of a stage ("read" or "shard"). The report of a finished split or shard is
+        read from its file only once."""
         found: list[Counter[str]] = []
         for file in storage.list_files(self._folder, below=False):
             if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):

@@ -61,8 +61,8 @@ def join_spills(
     join: Join, *, files: Sequence[SpillFile], folder: str, buckets: Buckets, id_type: pa.DataType
 ) -> SpillFile:
     """Do one task of the second step of the shuffle, which divides ranges of buckets into single buckets. Copy the
-    documents of join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return
-    the new file. Old and new files are in `folder`.
+    documents of join.buckets from spill files into a new spill file, and return the new file. The marks that say which
+    documents are held out are copied too. Old and new files are in `folder`.
 
     The content depends only on the content of `files`, not on their names. Memory holds one SpillWriter and one extent
     (byte range of a spill file).
