@@ -26,8 +26,8 @@ _BEYOND_BASIC = (0x10000, 0x1E960)
 
 
 class MarkCount(NamedTuple):
-    """Three counts of a text, each of them by script. `found` counts the marks, `lost` counts the marks that the
-    normalizer removes, and `letters` counts all letters and marks."""
+    """Three counts of the marks (such as vowel signs) of a text, each of them by script. `found` counts the marks,
+    `lost` counts the marks that the normalizer removes, and `letters` counts letters and marks together."""
 
     found: Counter[str]
     lost: Counter[str]
@@ -35,12 +35,12 @@ class MarkCount(NamedTuple):
 
 
 class LostMarks:
-    """Counts the marks of a text that a normalizer removes. `scripts` lists the scripts that lose marks. If it is
-    empty, counting costs nothing."""
+    """Counts the marks (such as vowel signs) of a text that a tokenizer's normalizer removes. `scripts` lists the
+    scripts that lose marks. If it is empty, counting costs nothing."""
 
     def __init__(self, normalizer: Any | None) -> None:
-        """Find the marks that a normalizer of the `tokenizers` library removes, by trying it on every letter with a
-        mark (20 ms)."""
+        """Find the marks (such as vowel signs) that `normalizer` removes, by trying it on every letter with a mark (20
+        ms). `normalizer` is an object of the `tokenizers` library."""
         marked = letters_with_marks()
         self._lost: dict[str, int] = {}
         """How many marks are lost of each letter that loses marks."""
@@ -62,8 +62,9 @@ class LostMarks:
         self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
     def count(self, text: str) -> MarkCount | None:
-        """Return how many marks `text` has, and how many of its marks the normalizer removes. `text` is not normalized
-        yet. Only scripts that lose marks are counted. Return None if `text` has no letter of such a script."""
+        """Return how many marks (such as vowel signs) `text` has, and how many of its marks the normalizer removes.
+        `text` is not normalized yet. Only scripts that lose marks are counted. Return None if `text` has no letter of a
+        script that loses marks."""
         if not self._scripts or text.isascii():
             return None
         counts = MarkCount(Counter(), Counter(), Counter())
@@ -79,8 +80,9 @@ class LostMarks:
 
 @cache
 def letters_with_marks() -> dict[str, Counter[str]]:
-    """Return a dict with every character that has marks once it is decomposed (NFD). The value counts these marks by
-    script. Only marks that are letters count, such as the vowel signs of Devanagari."""
+    """Return a dict with a key for every character that contains marks, which its decomposition (NFD) shows. The value
+    counts the character's marks by script. Marks that are mere accents do not count, but those that change a letter do,
+    such as the vowel signs of Devanagari."""
     found = {}
     for letter in _every_letter():
         if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:
@@ -92,8 +94,9 @@ def letters_with_marks() -> dict[str, Counter[str]]:
 
 @cache
 def letters_by_script() -> dict[str, str]:
-    """Return a dict from each letter or mark to its script, for all scripts whose marks are letters. A script is named
-    by the first word of its letters' Unicode names; all kana is KANA."""
+    """Return a dict from each letter or mark to its script. It has all scripts in which marks change a letter, such as
+    Devanagari with its vowel signs. A script is named by the first word of its letters' Unicode names; all kana is
+    KANA."""
     scripts = {script for found in letters_with_marks().values() for script in found}
     named = {}
     for letter in _every_letter():
@@ -112,8 +115,8 @@ def _every_letter() -> Iterator[str]:
 
 
 def _find_marks(text: str) -> Counter[str]:
-    """Decompose a text (NFD), and return how many marks it then has, by script. Only marks that are letters count, such
-    as the vowel signs of Devanagari."""
+    """Decompose a text (NFD), and return how many marks it then has, by script. Marks that are mere accents do not
+    count, but those that change a letter do, such as the vowel signs of Devanagari."""
     scripts = (_script_of(mark) for mark in unicodedata.normalize("NFD", text))
     return Counter(script for script in scripts if script is not None)
 
