@@ -51,7 +51,8 @@ def check_held_out(
 
 
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
-    """Check that `earlier` trains on no held-out document of `later`. Return a warning, or "" if there is none.
+    """Check that `earlier` trains on no held-out document of `later`. Return a warning, or "" if there is nothing to
+    warn of.
 
     Raises ConfigError if `earlier` trains on a held-out document of `later`. The warning says that the check may have
     missed documents, because the same text seems to have different document ids in the two data sets. `manifest`
@@ -102,9 +103,10 @@ def _has_groups(manifest: Manifest) -> bool:
 
 
 def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
-    """Return the document ids of a split's rows: one table per row group, with two ids for each row.
+    """Return the document ids of the train or validation rows (`split`): a table per row group, with two ids for each
+    row.
 
-    If `among` (an array of document ids) is given, rows with none of these documents are left out.
+    If `among` (an array of document ids) is given, a row stays only if one of its two documents is in `among`.
     """
     groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 

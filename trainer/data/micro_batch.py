@@ -71,7 +71,7 @@ class MicroBatch:
     sources: NDArray[np.uint16]
     """[p] index of the first segment's source in the manifest's `sources`."""
     shards: NDArray[np.int32]
-    """[p] index of the row's shard (file) in its split, in the manifest's order."""
+    """[p] index of the row's shard (file) among the train or the validation shards, in the manifest's order."""
     row_groups: NDArray[np.int32]
     """[p] index of the row group in the shard."""
     rows: NDArray[np.int32]

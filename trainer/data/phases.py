@@ -1,7 +1,7 @@
 """A run's phases (parts with their own data set, batch or schedule), and the phase that a checkpoint belongs to.
 
 A run without phases is one phase. Steps are counted over the whole run, but epochs and the order of the data restart
-with each phase. The state after a phase's last step still belongs to that phase. No I/O.
+with each phase. A checkpoint made after the last step of a phase still belongs to that phase. No I/O.
 """
 
 from __future__ import annotations
@@ -153,8 +153,9 @@ def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]
 def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts about all rows that the weights were trained on. Checkpoints keep these facts for the export.
 
-    The keys are "longest" (tokens of the longest row), "next_sentence" (whether rows had next-sentence labels) and
-    "vocabulary_hash". `before` has the same keys for the weights that the run started from, or is empty.
+    "longest" is the greatest `max_seq_length` of the data sets, in tokens. "next_sentence" says whether a data set had
+    next-sentence labels. "vocabulary_hash" identifies the vocabulary. `before` has the same keys, or is empty. It
+    describes the rows that the weights were trained on before this run.
     """
     manifests = [each.manifest for each in phases]
     return {
