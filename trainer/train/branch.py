@@ -156,8 +156,8 @@ def read_trained(
 
     The first list holds the phases, each with the manifest of its data set. If the run that wrote the checkpoint is
     itself a branch, the phases of that run's source come first. `phases` are the phases of the new branch. If the new
-    branch uses one of the data sets too, the branch's path is used, because the data set may have moved. The second
-    list holds a message for each data set or checkpoint that is lost.
+    branch uses the same data set as one of the listed phases, the branch's path is used, because the data set may have
+    moved. The second list holds a message for each data set or checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -246,7 +246,7 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Return the step of the newest checkpoint. If the run has none, return the step of the checkpoint
+    """Return the step of the run's newest checkpoint. If the run has no checkpoint, return the step of the checkpoint
     `config.resume_from`, or 0 if `resume_from` is not set."""
     if checkpoints:
         return checkpoints.newest_step

@@ -1,7 +1,7 @@
 """Handle bad steps (a non-finite or spiking loss): record them, roll back, skip their data, and finally abort.
 
 A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
-run decides like an uninterrupted one. A non-finite update is never applied.
+run decides like an uninterrupted run. A non-finite update is never applied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DivergenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason why a step is bad."""
+    """The reason why a step is bad: its loss spikes, or its loss or gradient is not finite."""
 
     reason: str
     """A description for the user, with the loss and the gradient norm."""
@@ -39,8 +39,11 @@ class Fault:
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
-    """Raised on every rank when the number of bad steps in a row reaches guard.max_bad_steps. `step` is the last bad
-    step, and `fault` says why this step is bad."""
+    """Raised on every rank when the number of bad steps in a row reaches guard.max_bad_steps.
+
+    A step is bad if its loss spikes, or if its loss or gradient is not finite. `step` is the last bad step, and `fault`
+    says why this step is bad.
+    """
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -48,7 +51,8 @@ class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a
 
 
 class DivergenceGuard:
-    """Judges every step of a run and counts the bad ones.
+    """Judges every step of a run and counts the bad ones: those whose loss spikes, or whose loss or gradient is not
+    finite.
 
     `tree` is the state that `to_tree` returned for a checkpoint (None: a new run).
     """

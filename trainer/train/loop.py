@@ -64,7 +64,8 @@ def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
     Evaluates as configured and at the end of each phase. Before this function returns, it commits a checkpoint of the
-    last step. Raises RollBack, on all ranks, when the number of bad steps in a row reaches guard.max_bad_steps.
+    last step. Raises RollBack, on all ranks, when the number of bad steps (with a non-finite or spiking loss) in a row
+    reaches guard.max_bad_steps.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -248,8 +249,8 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step. Its counts
-    are sums over all ranks."""
+    """Return the number of model FLOPs in a step, over all ranks. `data` holds the step's counts, summed over all
+    ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -263,7 +264,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
     """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. All ranks must call this together
     (collective).
 
-    `data` is this rank's part of the step. Raises RollBack if with this step the number of bad steps in a row reaches
+    `data` has the rows that this rank read. Raises RollBack if with this step the number of bad steps in a row reaches
     guard.max_bad_steps.
     """
     own = row_ids(data)
