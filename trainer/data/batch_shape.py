@@ -137,8 +137,7 @@ class Lengths:
         """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs each, on average over
         many steps.
 
-        The limit leaves some room: after a micro-batch of long rows, which takes fewer pairs, later ones must take
-        more.
+        The limit leaves some room. A micro-batch of long rows takes fewer pairs, so later micro-batches must take more.
         """
         # After a micro-batch of long rows a lane lags: it has given fewer pairs than are due. Later micro-batches must
         # take more. By queueing theory (Kingman), if micro-batches have room for variation / 2 pairs more than `pairs`

@@ -28,7 +28,7 @@ _IDS = [schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID]
 def check_held_out(
     phases: Sequence[OpenPhase], *, before: Sequence[tuple[Phase, Manifest]] = (), step: int = 0
 ) -> list[str]:
-    """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
+    """Check that no phase (part of a run) holds out documents that an earlier phase trains on. Return warnings.
 
     `before` and `step` are for a run that started from a checkpoint of another run. `step` is the checkpoint's step.
     `before` lists the phases on which the other run was trained until that step, each with its data set's manifest.
@@ -51,13 +51,12 @@ def check_held_out(
 
 
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
-    """Check that `earlier` trains on no held-out document of `later`. Return a warning, or "" if there is nothing to
-    warn of.
+    """Check that the phase `earlier` (a part of a run) trains on no document that the phase `later` holds out.
 
-    Raises ConfigError if `earlier` trains on a held-out document of `later`. The warning says that the check may have
-    missed documents, because the same text seems to have different document ids in the two data sets. `manifest`
-    belongs to the data set of `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it names the
-    other run in messages, for example " of resume_from's run".
+    Raises ConfigError if it does. Returns a warning if the check may have missed documents, because the same text seems
+    to have different document ids in the two data sets. Otherwise returns "". `manifest` belongs to the data set of
+    `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it names the other run in messages, for
+    example " of resume_from's run".
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)

@@ -106,7 +106,8 @@ class MicroBatch:
 
     @property
     def masked_sources(self) -> NDArray[np.uint16]:
-        """[m] source (index in the manifest's `sources`) of the pair to which each masked position belongs."""
+        """[m] source (corpus) of the pair to which each masked position belongs, as an index in the manifest's
+        `sources`."""
         pairs = np.searchsorted(self.starts, self.masked_positions, side="right") - 1
         return self.sources[pairs]
 

@@ -63,8 +63,8 @@ class PlanState:
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
         """Return the state from `tree`, a dict that `to_tree` returned.
 
-        A dict from an earlier version, which had no phases, is accepted too. Unknown entries are ignored. `Plan.check`
-        refuses the states of versions that order rows differently.
+        A dict from an earlier version, which had no phases (parts of a run), is accepted too. Unknown entries are
+        ignored. `Plan.check` refuses the states of versions that order rows differently.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
@@ -138,7 +138,10 @@ class Plan:
         ).hexdigest()
 
     def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
-        """Return the state at the start of the phase `phase`. Before this phase, the run has done `step` steps."""
+        """Return the state at the start of the phase (part of a run) with index `phase`.
+
+        Before this phase, the run has done `step` steps.
+        """
         return PlanState(plan_hash=self.hash, step=step, epoch=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
