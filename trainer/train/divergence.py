@@ -92,7 +92,8 @@ class DivergenceGuard:
         """Judge a step and remember the result. Return the step's fault, or None if the step is good.
 
         `norm_is_bad` is true if the gradient norm is not finite and fp16's loss scale is not the cause. A loss is
-        compared only with losses of its own phase, because losses on another data set are higher or lower.
+        compared only with losses of the same phase (part of the run), because losses on another data set are higher or
+        lower.
         """
         if phase != self._phase:
             self._losses.clear()
@@ -113,7 +114,8 @@ class DivergenceGuard:
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Update the guard for a rollback. `step` is the bad step, and `to` is the step of the checkpoint to return to.
+        """Update the guard for a rollback. `step` is the last bad step, and `to` is the step of the checkpoint to
+        return to.
 
         `tree` is the guard's state in that checkpoint. Returns [first, last], the range of steps that is skipped from
         now on.

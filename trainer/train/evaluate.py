@@ -32,10 +32,10 @@ UNIGRAM_SMOOTHING = 1.0
 
 
 class Evaluator:
-    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has no held-out
-    rows.
+    """Evaluates the model on the held-out rows of the data set of one phase (part of a run).
 
-    `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0.
+    `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0. Raises ValueError
+    if the data set has no held-out rows.
     """
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:

@@ -63,9 +63,9 @@ class TrainContext:
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. Before this function returns, it commits a checkpoint of the
-    last step. Raises RollBack, on all ranks, when the number of bad steps (with a non-finite or spiking loss) in a row
-    reaches guard.max_bad_steps.
+    Evaluates as configured and at the end of each phase (part of the run). Before this function returns, it commits a
+    checkpoint of the last step. Raises RollBack, on all ranks, when the number of bad steps (with a non-finite or
+    spiking loss) in a row reaches guard.max_bad_steps.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -107,7 +107,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
 
 
 def phase_of(context: TrainContext, step: int) -> int:
-    """Return the index of the phase that `step` belongs to, from 0."""
+    """Return the index, from 0, of the phase (part of the run) that `step` belongs to."""
     ends = [opened.phase.last_step for opened in context.phases]
     return min(bisect_left(ends, step), len(ends) - 1)
 
@@ -153,7 +153,8 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 
 
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """Return the evaluator of the phase of `step` if an evaluation is due after `step`, otherwise None.
+    """Return the evaluator of the phase (part of the run) of `step` if an evaluation is due after `step`, otherwise
+    None.
 
     Evaluations are due at the steps that evaluation.every_steps gives and at the end of each phase. If the run has at
     least LEAST_JUDGED_STEPS steps, an evaluation is also due after a tenth of the run's steps. A phase without held-out

@@ -239,7 +239,8 @@ def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.d
 
 
 def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Check that this worker's node sees the run directory, and return the phases with their data sets.
+    """Check that this worker's node sees the run directory, and return the phases (parts of the run) with their data
+    sets.
 
     Raises ConfigError if the node does not see the run directory or a data set. The message names the node.
     """
