@@ -35,7 +35,8 @@ class _Piece:
     target: Tensor
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of elements [start, stop), 1-D, or None if the parameter has no gradient."""
+        """Return the gradient of elements [start, stop) of the parameter, 1-D, or None if the parameter has no
+        gradient."""
         gradient = self.parameter.grad
         return None if gradient is None else gradient.reshape(-1)[self.start : self.stop]
 
