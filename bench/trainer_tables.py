@@ -1,6 +1,7 @@
 """Writes the page bench/trainer.md from the result files of bench/trainer.py.
 
-If a part trains and its masked-LM loss falls by less than FALL, its rate is not shown. It counts as an error.
+A part is one measurement. If a part trains and its masked-LM loss falls by less than FALL, it counts as an error, and
+its rate is not shown.
 """
 
 from __future__ import annotations
