@@ -164,10 +164,10 @@ class DivergenceGuard:
 def note_bad_step(
     run_directory: Path, *, step: int, epoch: int, fault: Fault, rows: Iterable[Sequence[int]], shards: Sequence[str]
 ) -> None:
-    """Append a record of a bad step and its rows to bad_steps.jsonl in the run directory, and sync the file to disk.
+    """Append a record of a bad step (with a non-finite or spiking loss) to bad_steps.jsonl, and sync the file to disk.
 
-    `rows` holds (epoch, index into `shards`, row group, row) for each row that any rank read in the step. `shards`
-    holds the paths of the shards within the data set.
+    The file is in the run directory. `rows` holds (epoch, index into `shards`, row group, row) for each row that any
+    rank read in the step. `shards` holds the paths of the shards within the data set.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
     for of_epoch, shard, row_group, row in rows:

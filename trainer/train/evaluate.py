@@ -1,8 +1,8 @@
 """Evaluate on held-out pairs, next to two baselines: token frequencies (unigram) and neighbouring tokens (bigram).
 
-Reads the first evaluation.max_pairs held-out pairs, in an order that depends on the data set alone. If the data set
-holds several maskings of each pair, the first is used. So all evaluations on a data set are comparable. Dropout is off.
-Sums over ranks are made once, at the end.
+Reads held-out pairs in an order that depends on the data set alone. The setting evaluation.max_pairs limits how many
+pairs are read. If the data set holds several maskings of each pair, the first is used. So all evaluations on a data set
+are comparable. Dropout is off. Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations
