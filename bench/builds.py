@@ -64,10 +64,12 @@ class Whole:
 def measure_whole(
     texts: Texts, *, config: PipelineConfig, workers: Sequence[int], mask_sets: int, lddl: str | None, repeat: int
 ) -> Whole:
-    """Measure builds of the corpus: with one mask set for each number of workers, with `mask_sets`, and of a tiny part.
+    """Measure builds of the corpus: one for each number of workers, one with `mask_sets` mask sets, and one of a tiny
+    part.
 
-    A mask set is one choice of masked tokens for every row. The build of a tiny part of the corpus shows what a build
-    costs without data. `lddl` is a Python that has the `lddl` package (None: LDDL is not measured).
+    A mask set is one choice of masked tokens for every row. The other builds have one mask set. The build of a tiny
+    part of the corpus shows what a build costs without data. `lddl` is a Python that has the `lddl` package (None: LDDL
+    is not measured).
     """
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as name:
         folder = Path(name)
@@ -137,9 +139,10 @@ def measure_sizes(texts: Texts, *, config: PipelineConfig, mask_sets: Sequence[i
 
 
 def run_lddl(python: str, *, source: Path, config: PipelineConfig, output: Path) -> tuple[Cost, int]:
-    """Run LDDL on the same documents and vocabulary. Return its cost, and how many rows it wrote.
+    """Run LDDL on the documents in the folder `source`, and return its cost and how many rows it wrote.
 
-    `python` is a Python that has the `lddl` package. Raises SystemExit if LDDL fails or writes no rows.
+    Vocabulary and row length are those of `config`. `python` is a Python that has the `lddl` package. Raises SystemExit
+    if LDDL fails or writes no rows.
     """
     import pyarrow.parquet as pq
 

@@ -88,7 +88,7 @@ def leave_out_work(packed: bytes) -> None:
 
 
 def stub_steps(packed: bytes) -> dict[str, Any]:
-    """Return a function for each step of a build. It does no work, but returns the result that `packed` has for this
+    """Return a function for each step of a build that does no work but returns the result that `packed` has for the
     step.
 
     The keys are the names of the functions in pipeline.build.graph that do the steps. `packed` is a pickled

@@ -77,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command line. For some, None stands for the value in bench/learning_tasks.py."""
+    """Return the options of the command line.
+
+    If the value of --every-steps, --pairs or --launcher is None, choose_tasks and list_tasks choose it.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.learning", description=__doc__)
     add = parser.add_argument
     add("data", nargs="?", help="a data set with rows up to 512; not with --render")

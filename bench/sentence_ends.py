@@ -80,9 +80,9 @@ def read_marks(language: str) -> list[MarkedParagraph]:
 
 @cache
 def find_paragraphs(path: Path, *, language: str) -> dict[str, str]:
-    """Return the paragraphs of a file, cleaned, by a hash of the paragraph.
+    """Return {hash of the paragraph: paragraph} for the cleaned paragraphs of a file.
 
-    The file is a Wikipedia dump or a question-answering data set in JSON. From the latter, the contexts are taken.
+    The file is a Wikipedia dump, or a question-answering data set in JSON, of which only the contexts are used.
     """
     is_dump = ".json" not in path.suffixes
     texts = _texts_of_dump(path, language=language) if is_dump else _contexts(path)

@@ -222,9 +222,10 @@ def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
 
 
 def measure_transformers(setting: Setting, *, compiled: bool) -> dict[str, Any]:
-    """Measure transformers' BertForPreTraining on the same rows, padded. It begins with the same weights as our model.
+    """Measure transformers' BertForPreTraining on the same rows as our model, but padded, from the same initial
+    weights.
 
-    It runs with sdpa (torch's scaled_dot_product_attention), bf16 autocast and AdamW.
+    The model runs with sdpa (torch's scaled_dot_product_attention), bf16 autocast and AdamW.
     """
     config, manifest = setting.config(), read_manifest(setting.data)
     state = initial_state(config.model, manifest=manifest, seed=0)

@@ -44,7 +44,8 @@ use --held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
-"""Number of held-out texts to try. NUM_SHOWN of them are shown, of which as large a share is right as of all texts."""
+"""Number of held-out texts to try. NUM_SHOWN of these texts are shown, with the same share of right guesses as in
+all."""
 LETTERS = 4
 """Least number of letters of a masked word. Shorter words are often so common that they are guessed without context."""
 
