@@ -107,8 +107,10 @@ class BertForPretraining(nn.Module):
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
-        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if batch.max_length exceeds
-        config.max_positions."""
+        """Return the hidden states of all tokens after the encoder, [T, width].
+
+        Raises ValueError if batch.max_length exceeds config.max_positions.
+        """
         if batch.max_length > self.config.max_positions:
             raise ValueError(
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "
