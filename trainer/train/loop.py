@@ -183,9 +183,10 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane. Lanes are the streams of rows that the ranks share.
+    """Make one update from one micro-batch of every lane. Lanes are the streams of rows that are divided among the
+    ranks.
 
-    `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
+    `began` is time.perf_counter() at the end of the previous step. If the loss of any rank or the gradient norm is not
     finite, no rank applies the update. Returns this rank's data, the metrics, the fault (None: a good step), and
     whether any rank was asked to stop.
     """
@@ -282,7 +283,9 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Return the 63-bit seed for dropout in one lane's micro-batch of one step. A lane is one of the streams of rows
-    that the ranks share. `seed` is the run's seed."""
+    """Return the 63-bit seed for dropout in one lane's micro-batch of one step. `seed` is the run's seed.
+
+    A lane is one of the streams of rows that are divided among the ranks.
+    """
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
