@@ -4,8 +4,8 @@ A phase is a part of a run with its own data set. A document is held out if the 
 `validation_fraction`, a setting of the build. So if two data sets contain the same text, the data set with the smaller
 fraction may train on a document that the other data set holds out. With parts of books, this can happen whatever the
 fractions are: the hash of the book's first part decides for all parts, and one of the data sets may have only later
-parts. Cost: reads the document ids of held-out rows. The ids of training rows are read only if such a document is
-possible.
+parts. Cost: reads the document ids of held-out rows. The ids of training rows are read only if the settings of the two
+data sets allow such a document.
 """
 
 from __future__ import annotations
