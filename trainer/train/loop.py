@@ -1,8 +1,8 @@
 """The training loop makes one update per step from micro-batches, and writes metrics, checkpoints and evaluations.
 
 A step is a function of data set, seed and step number. The losses of a step are sums over all ranks divided by counts
-over all ranks. Dropout is seeded by step and lane (one of the streams of rows that the ranks share), not by rank. So at
-the same number of workers a resumed run has the same curve as an uninterrupted one, bit for bit.
+over all ranks. Dropout is seeded by step and lane (one of the streams of rows that are divided among the ranks), not by
+rank. So at the same number of workers a resumed run has the same curve as an uninterrupted run, bit for bit.
 """
 
 from __future__ import annotations
