@@ -120,8 +120,9 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
     may_have_columns = len(lines) > 1 and any(mark in text for mark in _COLUMN_MARKS)  # quicker than the pattern
     if may_have_columns and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
         return lines
+    room = _ROOM * width - 1
     ended = sum(
-        1 for line, following in pairwise(block) if len(line) + 1 + len(following.split(None, 1)[0]) <= _ROOM * width
+        len(line) + len(following.split(None, 1)[0]) <= room for line, following in pairwise(block) if len(line) < room
     )
     if 3 * ended <= len(lines) - 1:
         return [_join(lines)]

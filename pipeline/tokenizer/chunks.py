@@ -166,10 +166,11 @@ class ChunkTable:
         lengths: list[int] = []
         loses = bytearray()
         take = self._split_chunk if self._by_space else self._encode_sentence
+        may_lose = self._marks.may_lose("".join(self._numbers.fresh))
         for chunk in self._numbers.fresh:
             before = len(ids)
             loss = take(chunk, ids, starts)
-            found = self._marks.count(chunk)
+            found = self._marks.count(chunk) if may_lose else None
             if found is not None:
                 loss = loss or TextLoss()
                 loss.marks, loss.lost_marks, loss.letters = found

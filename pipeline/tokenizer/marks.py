@@ -61,11 +61,16 @@ class LostMarks:
         self._scripts = {letter: script for letter, script in letters_by_script().items() if script in self.scripts}
         self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
+    def may_lose(self, text: str) -> bool:
+        """Return whether `text` has a letter of a script that loses marks. If not, `count` returns None for every part
+        of `text`."""
+        return not text.isascii() and not self._scripts.keys().isdisjoint(text)
+
     def count(self, text: str) -> MarkCount | None:
         """Return how many marks (such as vowel signs) `text` has, and how many of its marks the normalizer removes.
         `text` is not normalized yet. Only scripts that lose marks are counted. Return None if `text` has no letter of a
         script that loses marks."""
-        if not self._scripts or text.isascii():
+        if not self.may_lose(text):
             return None
         counts = MarkCount(Counter(), Counter(), Counter())
         for letter, number in Counter(text).items():
@@ -75,7 +80,7 @@ class LostMarks:
             counts.found[script] += number * self._marks.get(letter, 0)
             counts.lost[script] += number * self._lost.get(letter, 0)
             counts.letters[script] += number
-        return counts if counts.letters else None
+        return counts
 
 
 @cache

@@ -21,7 +21,7 @@ MOST_LOST = 0.01
 _MENTIONED = 0.001
 """At most this share of a source's characters may be in a script that loses marks: words that the text mentions. In
 English and Italian Wikipedia 0.006% of the characters are Arabic, and fewer are of any other such script."""
-_MANY_LETTERS, _SAMPLE_CHARACTERS, _SAMPLE_SPLITS = 0.05, 200_000, 8
+_MANY_LETTERS, _SAMPLE_CHARACTERS, _SAMPLE_SPLITS = 0.05, 200_000, 4
 """Before a source is read, a sample of about _SAMPLE_CHARACTERS is taken from the beginnings of at most _SAMPLE_SPLITS
 splits. The source is refused if more than the share _MANY_LETTERS of the sample is in a script that loses marks."""
 _NAMED = {"ARABIC": "hamza and madda", "KANA": "the marks of voiced sounds"}
