@@ -185,13 +185,14 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
     total = sum(count.tokens for count in counts)
     groups: list[list[BucketCount]] = []
     open_group: list[BucketCount] = []
+    tokens = documents = 0  # of open_group
     for count in counts:
         open_group.append(count)
-        tokens = sum(member.tokens for member in open_group)
-        documents = sum(member.documents for member in open_group)
+        tokens += count.tokens
+        documents += count.documents
         if documents >= MIN_DOCUMENTS and tokens * num_buckets >= MIN_SHARE_OF_MEAN * total:
             groups.append(open_group)
-            open_group = []
+            open_group, tokens, documents = [], 0, 0
     if not groups:
         return [open_group] if open_group else []
     groups[-1].extend(open_group)
