@@ -61,7 +61,7 @@ def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
     """
     if len(paths) > MOST_FILES:
         raise ValueError(f"hold_out: {len(paths):,} files are more than {MOST_FILES:,}; join some of them")
-    names = _short_names(paths)
+    names = short_names(paths)
     hasher = RunHasher()
     lists: list[draws.UInt64s] = []
     found = []
@@ -113,7 +113,7 @@ def _distinct(parts: Sequence[draws.UInt64s], *, total: int, path: str) -> draws
     return own
 
 
-def _short_names(paths: Sequence[str]) -> list[str]:
+def short_names(paths: Sequence[str]) -> list[str]:
     """Return a short name for each path. The name has as many of the path's last components as are needed to tell the
     path from the other paths."""
     parts = [path.split("/") for path in paths]
