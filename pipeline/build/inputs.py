@@ -72,7 +72,7 @@ def describe_identity(
     "inputs", "modified", "versions", "code" and, if `tokenizer` is given, "vocabulary_hash". `tokenizer` is the
     tokenizer of the given vocabulary, or None if a vocabulary will be trained."""
     paths = {
-        name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
+        name: {split.path for split in inputs.splits if config.sources[split.source].display_name == name}
         for name in config.source_names
     }
     fingerprints, modified, held = inputs.fingerprints, inputs.modified, inputs.held_out

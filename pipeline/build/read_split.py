@@ -92,7 +92,7 @@ def spill_documents(
     """
     tally = ReadTally()
     source = context.config.sources[split.source]
-    number = context.config.source_names.index(source.called)
+    number = context.config.source_names.index(source.display_name)
     name = Path(split.path).name[:40]
     types = id_type(context.vocabulary_size)
     cleaning = context.config.cleaning
