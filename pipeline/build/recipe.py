@@ -271,7 +271,7 @@ def run_graph(
     lay_out = partial(build_graph, splits=splits, context=context, workers=dealt_to)
     local.run_on_engine(
         lay_out,
-        exchange=context.exchange,
+        results_folder=context.results_folder,
         held=context.work,
         temporary=temporary_below(context.notes),
         workers=workers,

@@ -314,15 +314,16 @@ class PipelineConfig(Settings):
         weights: dict[str, float] = {}
         languages: dict[str, str] = {}
         for source in self.sources:
-            if languages.setdefault(source.display_name, source.language) != source.language:
+            name = source.display_name
+            if languages.setdefault(name, source.language) != source.language:
                 raise ValueError(
-                    f"two sources are called {source.display_name} but have languages {languages[source.display_name]} and "
-                    f"{source.language}; give one of them a name: wrong next sentences come from the same source"
+                    f"two sources are called {name} but have languages {languages[name]} and {source.language}; give "
+                    "one of them a name: wrong next sentences come from the same source"
                 )
-            if weights.setdefault(source.display_name, source.weight) != source.weight:
+            if weights.setdefault(name, source.weight) != source.weight:
                 raise ValueError(
-                    f"two sources are called {source.display_name} but have weights {weights[source.display_name]:g} and "
-                    f"{source.weight:g}; give one of them a name"
+                    f"two sources are called {name} but have weights {weights[name]:g} and {source.weight:g}; give one "
+                    "of them a name"
                 )
             if self.mode == "reference" and source.weight != 1.0:
                 raise ValueError(

@@ -24,8 +24,8 @@ from pipeline.dataset import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER
 from pipeline.errors import Keeps
 from pipeline.output.identity import MARK_NAME, BuildMark
 from pipeline.runtime import (
-    EXCHANGE,
     PROGRESS,
+    RESULTS,
     SHARDS,
     SPILLS,
     choose_kept,
@@ -49,7 +49,7 @@ PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_N
 OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
 """Names that a build creates in OUT, besides the manifest. The mark (OUT/_build.json) is removed last, because only the
 mark shows that the other files come from a build."""
-_PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
+_PREPARED = (RESULTS, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
@@ -268,7 +268,7 @@ class OutputFolder(BuildOutput):
                 self._clear()
             self._write_mark()
             for name in _PREPARED:
-                if name in (EXCHANGE, PROGRESS) and (self.temporary / name).exists():
+                if name in (RESULTS, PROGRESS) and (self.temporary / name).exists():
                     shutil.rmtree(self.temporary / name)
                 self.folder(name)
         except OSError as error:
@@ -308,7 +308,7 @@ class OutputFolder(BuildOutput):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return
                 except BlockingIOError as error:
-                    leave_failure(str(self.temporary / EXCHANGE), message="taken over", details="", is_users=True)
+                    leave_failure(str(self.temporary / RESULTS), message="taken over", details="", is_users=True)
                     if time.monotonic() > deadline:
                         raise ValueError(
                             f"{self._name}: worker processes of an earlier build still write there; end them "

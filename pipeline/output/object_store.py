@@ -19,7 +19,7 @@ from pipeline import storage
 from pipeline.errors import Keeps
 from pipeline.output.folder import OURS, PUBLISHED, TEMPORARY_NAME, BuildOutput, OutputFolder
 from pipeline.output.identity import MARK_NAME
-from pipeline.runtime import EXCHANGE, PROGRESS, SHARDS, choose_kept, leave_failure, list_records
+from pipeline.runtime import PROGRESS, RESULTS, SHARDS, choose_kept, leave_failure, list_records
 from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
@@ -105,7 +105,7 @@ class StoredOutput(BuildOutput):
             return
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
         if self.resumes:
-            for name in (EXCHANGE, PROGRESS):
+            for name in (RESULTS, PROGRESS):
                 storage.delete_tree(storage.join(self.temporary, name))
         else:
             self._clear()
@@ -122,9 +122,9 @@ class StoredOutput(BuildOutput):
         """Stop this machine's workers by a message in the folder `notes`, because OUT/_tmp now belongs to another
         build."""
         if self.notes:
-            exchange = storage.join(self.notes, EXCHANGE)
+            results_folder = storage.join(self.notes, RESULTS)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"
-            leave_failure(exchange, message=message, details="", is_users=True)
+            leave_failure(results_folder, message=message, details="", is_users=True)
 
     def _clear(self) -> None:
         for name in OURS:
