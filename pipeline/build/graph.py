@@ -244,7 +244,7 @@ class PlanShards(_Step):
                 counts, buckets=self.context.buckets, fewest=fewest, whole_books=whole_books, grouped=config.has_groups
             )
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
-            _leave(size, path=storage.join(self.context.progress, PLAN_NAME))
+            _write_json(size, path=storage.join(self.context.progress, PLAN_NAME))
             yield plan
 
 
@@ -282,7 +282,7 @@ class LeaveResult(_Step):
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.results_folder):
             tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
-            _leave(tree, path=storage.join(self.context.results_folder, RESULT_NAME))
+            _write_json(tree, path=storage.join(self.context.results_folder, RESULT_NAME))
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
@@ -345,7 +345,7 @@ def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport
     return WorkReport(context.progress, stage=stage, count=count, key=key)
 
 
-def _leave(tree: Any, *, path: str) -> None:
+def _write_json(tree: Any, *, path: str) -> None:
     storage.write_bytes(path, json.dumps(tree).encode("ascii"), make_folders=False)
 
 

@@ -53,16 +53,16 @@ Int64s = npt.NDArray[np.int64]
 class Chunk(NamedTuple):
     """A first segment A of a document and the place where its true next segment begins.
 
-    The numbers `first`, `split` and `stop` count units (sentences or pieces of them). A has the units from `first` to
-    `split` (exclusive), and the true next begins with unit `split`. The chunk ends before unit `stop`. If split ==
-    stop, there is no true next. `length` is the number of tokens that the second segment B should have at least.
-    `negative` says whether the pair is to be NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
+    The numbers `first`, `next_unit` and `stop` count units (sentences or pieces of them). A has the units from `first`
+    to `next_unit` (exclusive), and the true next begins with unit `next_unit`. The chunk ends before unit `stop`. If
+    next_unit == stop, there is no true next. `length` is the number of tokens that the second segment B should have at
+    least. `negative` says whether the pair is to be NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
     """
 
     document: int
     ordinal: int
     first: int
-    split: int
+    next_unit: int
     stop: int
     length: int
     negative: bool
@@ -140,12 +140,12 @@ def pair_chunks(
         if index != drawn_for:
             rng, drawn_for = draws.stream(seed, "fit", corpus.documents[index].id, pass_number), index
         if other < 0:
-            stop = chunk.split if chunk.negative and chunk.split < chunk.stop else chunk.stop
+            stop = chunk.next_unit if chunk.negative and chunk.next_unit < chunk.stop else chunk.stop
             alone = units_segment(corpus, index, chunk.first, stop)
             yield Pair(fit_one(corpus, alone, room=room + 1, rng=rng), None, NO_LABEL), chunk.ordinal
             continue
         second = _take_units(corpus, chunks[other] if chunk.negative else chunk, length=length)
-        first = units_segment(corpus, index, chunk.first, chunk.split)
+        first = units_segment(corpus, index, chunk.first, chunk.next_unit)
         first, second = fit_two(corpus, first, second, room=room, whole_words=True, rng=rng)
         yield Pair(first, second, NOT_NEXT if chunk.negative else NEXT), chunk.ordinal
 
@@ -170,8 +170,8 @@ def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed:
     """
     count = len(chunks)
     columns = np.array(chunks, np.int64).reshape(-1, len(Chunk._fields)).T
-    document, ordinal, _, split, stop, length, _ = columns
-    begin = np.fromiter((corpus.bounds[c.document][c.split] for c in chunks), np.int64, count)
+    document, ordinal, _, next_unit, stop, length, _ = columns
+    begin = np.fromiter((corpus.bounds[c.document][c.next_unit] for c in chunks), np.int64, count)
     sizes = np.array([document.ids.size for document in corpus.documents], np.int64)
     left = np.minimum(sizes[document] - begin, room)
     names = np.frombuffer(b"".join(each.id for each in corpus.documents), np.uint8).reshape(-1, 16)
@@ -180,7 +180,7 @@ def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed:
     sources = np.array([each.source for each in corpus.documents], np.int64)[document]
     partners = Partners(np.full(count, -1, np.int64), length.copy())
     for source in np.unique(sources).tolist():
-        members = np.flatnonzero((sources == source) & (split < stop))
+        members = np.flatnonzero((sources == source) & (next_unit < stop))
         if members.size:
             order = members[np.lexsort((document[members], left[members]))]
             _choose_in_source(corpus, chunks, order, document, left, keys, room=room, partners=partners)
@@ -213,7 +213,7 @@ def _choose_in_source(
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
-    tokens = np.array([ids[corpus.bounds[chunk.document][chunk.split]] for ids, chunk in places], np.int64)
+    tokens = np.array([ids[corpus.bounds[chunk.document][chunk.next_unit]] for ids, chunk in places], np.int64)
     block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
 
     def is_fit(mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
@@ -267,8 +267,8 @@ def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
     begins). The returned segment has at least one unit (a sentence or piece of one). It ends when it has `length`
     tokens, or with the document."""
     bounds = corpus.bounds[chunk.document]
-    stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
-    return units_segment(corpus, chunk.document, chunk.split, stop)
+    stop = min(bisect_left(bounds, bounds[chunk.next_unit] + length, chunk.next_unit + 1), len(bounds) - 1)
+    return units_segment(corpus, chunk.document, chunk.next_unit, stop)
 
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
@@ -276,7 +276,7 @@ def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bo
     chunk's place is where its true next segment begins. Whole units (sentences or pieces of them) are compared, until
     they have at least `length` tokens together."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
-    start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
+    start, begin = corpus.bounds[mine.document][mine.next_unit], corpus.bounds[theirs.document][theirs.next_unit]
     other = _take_units(corpus, theirs, length=length)
     size = min(other.stop - other.start, own.size - start)
     return bool(np.array_equal(own[start : start + size], foreign[begin : begin + size]))

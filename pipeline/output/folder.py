@@ -116,7 +116,7 @@ class BuildOutput(ABC):
         )
         self._token = self._lease.enter_context(holding)
 
-    def _look(self) -> bool:
+    def _find_finished(self) -> bool:
         """Whether the folder already holds the finished data set of this build: the same input, config and code made
         it.
 
@@ -144,7 +144,7 @@ class BuildOutput(ABC):
     def _write_mark(self) -> None:
         storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
 
-    def _leave(self, keeps: Keeps) -> None:
+    def _clean_up(self, keeps: Keeps) -> None:
         """Clean up after an error. Remove everything if `keeps` is "nothing", or if no split or shard is finished.
         Otherwise keep the finished splits and shards for the next start of the build."""
         if keeps == "nothing" or not list_records(self.temporary):
@@ -187,7 +187,7 @@ class OutputFolder(BuildOutput):
                 f"{self._name}: cannot be created or opened ({error.strerror}); choose a folder"
             ) from error
         try:
-            self._claim()
+            self._prepare()
         except BaseException:
             self._let_go()
             raise
@@ -199,7 +199,7 @@ class OutputFolder(BuildOutput):
         try:
             if kind is not None and not self.finished:
                 with suppress(LeaseError), self.held():  # with a LeaseError, another build owns the folder
-                    self._leave(choose_kept(error))
+                    self._clean_up(choose_kept(error))
         finally:
             self._let_go()
         if isinstance(error, OSError):
@@ -250,14 +250,14 @@ class OutputFolder(BuildOutput):
             with suppress(OSError):  # it is not empty
                 path.rmdir()
 
-    def _claim(self) -> None:
-        if self._look():
+    def _prepare(self) -> None:
+        if self._find_finished():
             return
         try:
             self._take()
         except OSError as error:
             raise self._unwritable(error) from error
-        if self._look():  # another build finished before this one got the lease
+        if self._find_finished():  # another build finished before this one got the lease
             return
         self._wait_for_workers()
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()

@@ -46,7 +46,7 @@ class StoredOutput(BuildOutput):
         self.staging = Path(tempfile.mkdtemp(prefix="cloze-build-"))
         """The local folder for files that this process writes and `publish` uploads."""
         try:
-            self._claim()
+            self._prepare()
         except BaseException:
             self._lease.close()
             shutil.rmtree(self.staging)
@@ -59,7 +59,7 @@ class StoredOutput(BuildOutput):
         try:
             if kind is not None and not self.finished:
                 with suppress(storage.StorageError, LeaseError), self.held():  # the store may be what failed
-                    self._leave(choose_kept(error))
+                    self._clean_up(choose_kept(error))
         finally:
             self._lease.close()
             shutil.rmtree(self.staging)
@@ -97,11 +97,11 @@ class StoredOutput(BuildOutput):
         storage.delete_tree(self.temporary)
         storage.delete(storage.join(self.root, MARK_NAME))
 
-    def _claim(self) -> None:
-        if self._look():
+    def _prepare(self) -> None:
+        if self._find_finished():
             return
         self._take(note_loss=self._stop_workers)
-        if self._look():  # another build finished before this one got the lease
+        if self._find_finished():  # another build finished before this one got the lease
             return
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
         if self.resumes:
@@ -111,8 +111,8 @@ class StoredOutput(BuildOutput):
             self._clear()
         self._write_mark()
 
-    def _leave(self, keeps: Keeps) -> None:
-        super()._leave(keeps)
+    def _clean_up(self, keeps: Keeps) -> None:
+        super()._clean_up(keeps)
         if storage.list_names(self.root) <= {TEMPORARY_NAME}:
             self._lease.close()
             if not storage.list_files(self.root):

@@ -117,7 +117,7 @@ def test_the_units_of_a_source_are_all_of_it(tmp_path: Path, monkeypatch: pytest
 
 def make_frame(count: int, *, text_bytes: int) -> Frame:
     units = tuple(Unit(split, 1) for split in [list_splits_of_nothing(number) for number in range(count)])
-    return Frame(0, units, count, text_bytes, by_file=False, passing_s={})
+    return Frame(0, units, count, text_bytes, by_file=False, skip_s={})
 
 
 def list_splits_of_nothing(number: int) -> Any:
