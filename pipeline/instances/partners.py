@@ -183,50 +183,68 @@ def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed:
         members = np.flatnonzero((sources == source) & (next_unit < stop))
         if members.size:
             order = members[np.lexsort((document[members], left[members]))]
-            _choose_in_source(corpus, chunks, order, document, left, keys, room=room, partners=partners)
+            places = _Places.find(corpus, [chunks[number] for number in order.tolist()], reach=left[order])
+            partner, is_done = _choose_in_source(places, keys=keys[order], room=room)
+            found = np.flatnonzero(is_done)
+            partners.chunk[order[found]] = order[partner[found]]
+            partners.length[order[found]] = np.minimum(places.reach[partner[found]], places.wanted[found])
     return partners
 
 
-def _choose_in_source(
-    corpus: Corpus,
-    chunks: Sequence[Chunk],
-    order: Int64s,
-    document: Int64s,
-    left: Int64s,
-    keys: draws.UInt64s,
-    *,
-    room: int,
-    partners: Partners,
-) -> None:
-    """Choose partners for the chunks of one source, and enter them into `partners`.
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The places of the chunks of one source (where their true next segments begin), as arrays with an entry for each
+    chunk, sorted by `reach`.
 
-    `order` has the indices of these chunks, sorted by the number of tokens that follow a chunk's place (where its true
-    next segment begins). `document`, `left` (the number of tokens that follow the chunk's place, at most `room`) and
-    `keys` (for random draws) have an entry for each chunk of all sources.
+    `owner` is the index of the chunk's document, and `reach` the number of tokens that follow the place, at most those
+    of a whole row. `wanted` is Chunk.length, and `token` is the first token that follows the place.
+    """
+
+    corpus: Corpus
+    chunks: Sequence[Chunk]
+    owner: Int64s
+    reach: Int64s
+    wanted: Int64s
+    token: Int64s
+
+    @classmethod
+    def find(cls, corpus: Corpus, chunks: Sequence[Chunk], *, reach: Int64s) -> _Places:
+        token = [corpus.documents[each.document].ids[corpus.bounds[each.document][each.next_unit]] for each in chunks]
+        owner, wanted = (
+            np.array([getattr(each, name) for each in chunks], np.int64) for name in ("document", "length")
+        )
+        return cls(corpus, chunks, owner, reach, wanted, np.array(token, np.int64))
+
+    def are_fit(self, mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
+        """Return for each place in `mine` whether the place at the same index of `theirs` may be its partner. Both have
+        indices of places. A partner is unfit in three cases: it is in the same document; the text after it is more than
+        twice or less than half as long as the text after the chunk's own place; or the text after it equals the true
+        next segment."""
+        shorter = np.minimum(self.reach[mine], self.reach[theirs])
+        longer = np.maximum(self.reach[mine], self.reach[theirs])
+        fit: npt.NDArray[np.bool_] = (self.owner[mine] != self.owner[theirs]) & (2 * shorter >= longer)
+        for spot in np.flatnonzero(fit & (self.token[mine] == self.token[theirs])).tolist():
+            own, other = int(mine[spot]), int(theirs[spot])
+            length = int(min(self.reach[other], self.wanted[own]))
+            fit[spot] = not _same_text(self.corpus, self.chunks[own], self.chunks[other], length=length)
+        return fit
+
+
+def _choose_in_source(
+    places: _Places, *, keys: draws.UInt64s, room: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Choose partners for the chunks of one source. Return for each chunk the index of its partner in `places`, and
+    whether this partner is fit. `keys` (for random draws) has an entry for each chunk.
 
     A partner is the place of another chunk. Every place is the partner of at most one chunk, so places are as frequent
-    in NOT_NEXT pairs as in NEXT pairs. To achieve this, the places in each block of neighbours in `order` are permuted
-    at random. A partner is unfit in three cases: it is in the same document; the text after it is more than twice or
-    less than half as long as the text after the chunk's own place; or the text after it equals the true next segment.
+    in NOT_NEXT pairs as in NEXT pairs. To achieve this, the places in each block of neighbours are permuted at random.
     Chunks whose partner is unfit exchange partners with other chunks, or are permuted again in larger blocks. All
     places followed by a whole row (`room` tokens) of text form one block.
     """
-    owner, reach, wanted = document[order], left[order], partners.length[order]
-    places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
-    tokens = np.array([ids[corpus.bounds[chunk.document][chunk.next_unit]] for ids, chunk in places], np.int64)
-    block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
-
-    def is_fit(mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
-        shorter, longer = np.minimum(reach[mine], reach[theirs]), np.maximum(reach[mine], reach[theirs])
-        fit: npt.NDArray[np.bool_] = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
-        for spot in np.flatnonzero(fit & (tokens[mine] == tokens[theirs])).tolist():
-            own, other = int(mine[spot]), int(theirs[spot])
-            length = int(min(reach[other], wanted[own]))
-            fit[spot] = not _same_text(corpus, chunks[order[own]], chunks[order[other]], length=length)
-        return fit
-
-    partner, waiting = np.arange(order.size), np.arange(order.size)
-    is_done = np.zeros(order.size, np.bool_)
+    size = places.reach.size
+    block = np.minimum(np.arange(size), np.searchsorted(places.reach, room)) // _BLOCK
+    partner, waiting = np.arange(size), np.arange(size)
+    is_done = np.zeros(size, np.bool_)
     for level in range(int(block[-1]).bit_length() + 1):
         wide = block >> level
         starts = np.searchsorted(wide, wide, side="left")
@@ -234,26 +252,24 @@ def _choose_in_source(
         for number in range(_ROUNDS if level == 0 else _LATER_ROUNDS):
             if not waiting.size:
                 break
-            drawn = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
+            drawn = [draws.derive(keys[waiting], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
             # the chunks of a block that still wait for a fit partner permute the places given to them
             targets = partner[waiting[np.lexsort((drawn[0], wide[waiting]))]]
             by_block = waiting[np.lexsort((drawn[1], wide[waiting]))]
             partner[by_block] = targets
-            is_done[by_block] = is_fit(by_block, targets)
+            is_done[by_block] = places.are_fit(by_block, targets)
             # then each of them exchanges places with a random chunk of the block, if both then have a fit partner
             third = starts[waiting] + _below(drawn[2], sizes[waiting])
             chosen = np.unique(third, return_index=True)[1]
             mine, theirs = waiting[chosen], third[chosen]
             open_ones = ~is_done[mine] & is_done[theirs]
             mine, theirs = mine[open_ones], theirs[open_ones]
-            good = is_fit(mine, partner[theirs]) & is_fit(theirs, partner[mine])
+            good = places.are_fit(mine, partner[theirs]) & places.are_fit(theirs, partner[mine])
             mine, theirs = mine[good], theirs[good]
             partner[mine], partner[theirs] = partner[theirs], partner[mine]
             is_done[mine] = True
             waiting = waiting[~is_done[waiting]]
-    found = np.flatnonzero(is_done)
-    partners.chunk[order[found]] = order[partner[found]]
-    partners.length[order[found]] = np.minimum(reach[partner[found]], wanted[found])
+    return partner, is_done
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
