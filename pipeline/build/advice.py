@@ -142,7 +142,7 @@ def _are_few(books: int, *, fewest: int, fraction: float) -> bool:
         return True
     too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
     failing = sum(math.comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
-    return failing > 0.99
+    return bool(failing > 0.99)
 
 
 def _read_books(split: Split, *, source: SourceConfig) -> Iterator[Document]:
