@@ -289,7 +289,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize(
     ("documents", "fraction", "next_sentence", "expected"),
-    [(40, 0.01, "random_document", "0.4 of 40"), (900, 0.01, "random_document", "9.0 of 900"), (490, 0.01, "none", "4.9"),
+    [(40, 0.01, "random_document", "0.4 of 40"), (900, 0.01, "random_document", "9.0 of 900"),
+     (490, 0.01, "none", "4.9 of 490"),
      (1_000, 0.01, "random_document", ""), (510, 0.01, "none", ""), (40, 0.0, "random_document", "")],
 )  # fmt: skip
 def test_a_dry_run_warns_if_too_few_documents_may_be_held_out(
