@@ -45,6 +45,7 @@ from pipeline.shuffle import (
     SpillFile,
     divide_buckets,
     find_extents,
+    halves_of,
     join_spills,
     plan_shards,
     read_index,
@@ -357,7 +358,7 @@ def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[byt
     kept = index.distinct()
     if near:
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    hashes = np.sort(index.groups[kept].view(">u8").reshape(-1, 2)[:, 0]).tolist()  # as `membership`
+    hashes = np.sort(halves_of(index.groups[kept])[:, 0]).tolist()  # as `membership`
     tokens = int(index.tokens[kept].sum())
     highest = hashes[-1] if hashes else 0
     return BucketCount(bucket, documents=kept.size, tokens=tokens, lowest=tuple(hashes[:2]), highest=highest)
