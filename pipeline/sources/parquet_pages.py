@@ -255,7 +255,9 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
             packed = np.frombuffer(stream.read((run >> 1) * width), np.uint8)
             bits = np.unpackbits(packed, bitorder="little")
             numbers = bits[: bits.size - bits.size % max(1, width)].reshape(-1, max(1, width)).astype(np.int64)
-            part = numbers @ (1 << np.arange(max(1, width))) if width else np.zeros((run >> 1) * 8, np.int64)
+            part = (
+                numbers @ (1 << np.arange(width)) if width else np.zeros(min((run >> 1) * 8, count - found), np.int64)
+            )
         else:
             value = int.from_bytes(stream.read((width + 7) // 8), "little")
             part = np.full(min(run >> 1, count - found), value, np.int64)

@@ -19,7 +19,7 @@ from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources import parquet_pages
-from pipeline.sources.assembly import assemble
+from pipeline.sources.assembly import MOST_CHARACTERS, assemble
 from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
@@ -91,9 +91,10 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
     """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split, and
-    a Drop (a counted omission) for each row or sentence that is left out."""
+    a Drop (a counted omission) for each row or sentence that is left out. Raises ValueError for a document of more than
+    MOST_CHARACTERS."""
     sentences: list[str] = []
-    place, num_rows, key = "", 0, object()
+    place, num_rows, characters, key = "", 0, 0, object()
     number = 0
     stretches = Stretches() if config.rows_per_document is not None else None
     for row in rows:
@@ -112,7 +113,7 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             group = b"" if stretches is None else stretches.end_document()
             if split.takes(number):
                 yield from assemble(place, sentences, group=group)
-            sentences, num_rows = [], 0
+            sentences, num_rows, characters = [], 0, 0
             number += 1
         place = place if sentences else row.place
         key = row_key
@@ -126,6 +127,12 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             continue
         num_rows += 1
         sentences.append(text)
+        characters += len(text)
+        if characters > MOST_CHARACTERS:
+            raise ValueError(
+                f"{split.path}: the document that begins at {place} does not end within {MOST_CHARACTERS} characters; "
+                "check document_column, put a blank row between documents, or set rows_per_document"
+            )
     if num_rows and split.takes(number):
         yield from assemble(place, sentences, group=b"" if stretches is None else stretches.end_document())
 

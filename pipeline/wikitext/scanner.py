@@ -131,17 +131,21 @@ class _Frame:
     never closed, its end was guessed, and `own` is the index in `parts` from which on the guess is not made again.
     Otherwise `own` is None."""
 
-    __slots__ = ("kind", "own", "parts", "start")
+    __slots__ = ("_last", "_looked_at", "kind", "own", "parts", "start")
 
     def __init__(self, kind: str, start: int) -> None:
         self.kind = kind
         self.start = start
         self.own: int | None = None
         self.parts: list[str] = []
+        self._last, self._looked_at = "\n", 0
 
     def last(self) -> str:
-        """Return the last character of the content so far, or a line break if there is no content."""
-        return next((part[-1] for part in reversed(self.parts) if part), "\n")
+        """Return the last character of the content so far, or a line break if there is no content. Each part is looked
+        at only once, because a page may have 200,000 empty parts."""
+        new = reversed(self.parts[self._looked_at :])
+        self._last, self._looked_at = next((part[-1] for part in new if part), self._last), len(self.parts)
+        return self._last
 
     def ends_unfinished(self) -> bool:
         """Return whether the content so far ends with a line of running text whose last sentence is not finished."""

@@ -137,3 +137,10 @@ def test_damage_is_an_error_and_no_other_text(tmp_path: Path, monkeypatch: pytes
             assert "a.parquet: cannot be read near row " in message
         else:  # the byte is part of a number that nothing uses
             assert [text for sentences in found for text in sentences] == texts
+
+
+def test_numbers_of_no_bits_take_no_more_memory_than_there_are_values() -> None:
+    """A damaged run may claim 2**50 of them."""
+    run = (1 << 50) | 1
+    data = bytes([*(run >> shift & 0x7F | 0x80 for shift in range(0, 49, 7)), run >> 49])
+    assert parquet_pages._decode_runs(data, count=5, width=0).tolist() == [0] * 5
