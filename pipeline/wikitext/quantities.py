@@ -138,6 +138,7 @@ def value(arguments: Arguments) -> str | None:
     if arguments.at(2):
         text += f" \u00b1 {arguments.at(2)}"
     if arguments.named.get("e"):
+        text = f"({text})" if arguments.at(2) else text
         text += "\u00d710" + raise_digits(arguments.named["e"])
     unit = arguments.named.get("u") or arguments.named.get("ul") or arguments.named.get("unit\u00e0") or ""
     return f"{text} {unit}".rstrip()

@@ -15,7 +15,9 @@ from pipeline.wikitext.citations import (
     cited_work,
     doubted,
     english_verse,
+    harvard_source,
     named_text,
+    reason_or_text,
     sound,
     textual_citation,
     verse,
@@ -170,7 +172,7 @@ def _reign(arguments: Arguments) -> str | None:
 
 def _circa(arguments: Arguments) -> str | None:
     years = " \u2013 c. ".join(arguments.filled()[:2])
-    return f"c. {years}" if years else "c."
+    return f"c. {years}"
 
 
 def _sic(arguments: Arguments) -> str | None:
@@ -275,11 +277,12 @@ _PLAIN: dict[str, Renderer] = {
     renderer.__name__.removeprefix("_"): renderer
     for renderer in (
         age, as_of, bare_citation, bracketed_citation, _chemical, _chinese, _circa, cited_work, _columns, convert,
-        coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link, _hole,
-        _interlanguage, _italian_flag, _items, _japanese, _language_text, _last, measure, _music, named_text,
-        nothing, _number, _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _second,
-        _ship_class, _shown, _sic, _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation,
-        _third_label, track_gauge, _twin_town, unit_fr, _unless_article, value, verse_number, words_of_date, wrapped,
+        coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link,
+        harvard_source, _hole, _interlanguage, _italian_flag, _items, _japanese, _language_text, _last, measure, _music,
+        named_text, nothing, _number, _other_language, _power_of_ten, _pronunciation, _quotation, reason_or_text,
+        _reign, scientific, _second, _ship_class, _shown, _sic, _spaces, spanish_century, _stacked, _subscript,
+        _superscript, textual_citation, _third_label, track_gauge, _twin_town, unit_fr, _unless_article, value,
+        verse_number, words_of_date, wrapped,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

@@ -125,6 +125,13 @@ _TABLE_MARK = re.compile(r"(\{\{\(!\}\}|\{\{\{!\}\})|\{\{!\)\}\}|\{\{!\}\}\}(?!\
 _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
+# "And", "in", "to", "from", "that", "the" ...
+_PREFIX = re.compile(
+    "(?:\\A|[^\\w])(?:[\u05d5\u05e9\u05db]?[\u05d1\u05d4\u05d5\u05db\u05dc\u05de\u05e9]"
+    "|[\u0648\u0641]?[\u0648\u0641\u0628\u0643\u0644]?(?:\u0627\u0644)?)\\Z"
+)
+
+
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
     starts, and `parts` is the content that was read so far, with inner brackets resolved. If a table in the bracket was
@@ -142,6 +149,11 @@ class _Frame:
     def last(self) -> str:
         """Return the last character of the content so far, or a line break if there is no content."""
         return next((part[-1] for part in reversed(self.parts) if part), "\n")
+
+    def ends_with_prefix(self) -> bool:
+        """Return whether the content so far ends with Hebrew or Arabic words that are written without a space before
+        the next word, such as "and" and "the"."""
+        return self.last() > "\u0590" and _PREFIX.search("".join(part[-8:] for part in self.parts[-4:])) is not None
 
     def ends_unfinished(self) -> bool:
         """Return whether the content so far ends with a line of running text whose last sentence is not finished."""
@@ -245,7 +257,7 @@ def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[st
     content = "".join(closed.parts)
     last = outer.last()
     # Unspaced scripts, from Thai on, have no space before a template that wraps text.
-    glued = last in ".!?;" or (last.isalnum() and last < "\u0e00")
+    glued = last in ".!?;" or (last.isalnum() and last < "\u0e00" and not outer.ends_with_prefix())
     rendered = render_template(content, page=page, glued=glued)
     end = token.end()
     starts_line = last in ("\n", BREAK)

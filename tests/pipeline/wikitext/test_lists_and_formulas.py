@@ -133,3 +133,8 @@ def test_the_time_for_lists_and_formulas_is_linear(unit: str) -> None:
     number = 20_000 if "{{" not in unit else 90
     assert convert(unit * number, lists="drop").text.count("\n") <= 2 * number
     assert convert("*" * 50_000 + "a<br>" * 50_000, lists="drop").text == ""
+
+
+def test_music_in_a_sentence_is_a_hole_and_music_of_its_own_is_none() -> None:
+    page = "It begins <score>c d</score> and ends. A is b.\n\n<score>e</score>\n\nC is d."
+    assert whole_sentences(page) == ["A is b.", "C is d."]
