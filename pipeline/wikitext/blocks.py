@@ -25,7 +25,7 @@ class Block(NamedTuple):
 _MARKS = "\ufdd0\ufdd4-\ufdef"  # of tags.py, without | and = and line breaks
 _HEADING = re.compile(rf"(={{1,6}})(.+?)(={{1,6}})[\s{_MARKS}]*")
 # A heading directly followed by text: somebody has lost the line break.
-_HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
+_HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])(?![^\n]*=\s*?(?:\n|\Z))")
 # The same inside a line, in a page without any line break.
 _INNER_HEADING = re.compile(r"(?<=[^\s=])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
 _SHORTEST_WITHOUT_BREAKS = 2_000

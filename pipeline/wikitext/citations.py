@@ -190,12 +190,13 @@ def sound(position: int) -> Renderer:
     label (argument `position`). It is "" if there is no label, or if the label only says "listen", because such a label
     is a button."""
 
-    def render(arguments: Arguments) -> str | None:
-        label = arguments.at(position)
-        said = label.casefold().strip("[]() ").split()
-        return "" if not said or (len(said) < 5 and not _buttons().isdisjoint(said)) else label
+    return lambda arguments: without_button(arguments.at(position))
 
-    return render
+
+def without_button(label: str) -> str:
+    """Return the label of a sound, or "" if it only says "listen"."""
+    said = label.casefold().strip("[]() ").split()
+    return "" if not said or (len(said) < 5 and not _buttons().isdisjoint(said)) else label
 
 
 @cache

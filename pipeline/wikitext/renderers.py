@@ -104,7 +104,8 @@ def _interlanguage(arguments: Arguments) -> str | None:
     first = arguments.at(1)
     if first in language_codes() and arguments.at(2):  # the old order: {{ill|de|title there|title here|label}}
         return arguments.at(4) or arguments.at(3) or arguments.at(2)
-    return arguments.named.get("lt") or arguments.named.get("display") or first or None
+    named = arguments.named
+    return named.get("lt") or named.get("display") or named.get("label") or first or None
 
 
 def _linked_label(position: int) -> Renderer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.wikitext.blocks import read_blocks, rest_of_table
 from pipeline.wikitext.holes import MARK, hole_number, settle_marks
 from pipeline.wikitext.links import quote_free, resolve_external_links, resolve_link
-from pipeline.wikitext.names import WikiNames
+from pipeline.wikitext.names import WikiNames, fold_name
 from pipeline.wikitext.quotes import remove_quotes
 from pipeline.wikitext.raw import remove_raw
 from pipeline.wikitext.sections import LeftOut, Treatment, choose_blocks
@@ -188,7 +188,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             frame.parts.append(" " if kind == _LINK else "\n|}\n" if kind == _TABLE else "")
             continue
         while frames[-1].kind != kind:
-            _give_up(frames, open_of, page=page)
+            _give_up(frames, open_of, names=names, page=page)
         closed = frames.pop()
         open_of[kind] -= 1
         parts = frames[-1].parts
@@ -206,7 +206,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             parts.append(EMPTY)  # the space does not begin a preformatted line
     frames[-1].parts.append(text[position:])
     while len(frames) > 1:
-        _give_up(frames, open_of, page=page)
+        _give_up(frames, open_of, names=names, page=page)
     return "".join(frames[0].parts)
 
 
@@ -219,7 +219,7 @@ def _resolve_simple_link(found: re.Match[str]) -> str:
 _BOX = re.compile(r"[^\n|]*+\n\s*+\|")  # the first argument is on a line of its own
 
 
-def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePage) -> None:
+def _give_up(frames: list[_Frame], open_of: dict[str, int], *, names: WikiNames, page: TemplatePage) -> None:
     """Treat the innermost open bracket, the last of `frames`, as unclosed: add its content to the text of the bracket
     around it. `open_of` counts the open brackets of each kind."""
     frame, outer = frames.pop(), frames[-1]
@@ -230,6 +230,13 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePag
             outer.parts.append("\n|=")  # its first line is dropped like a row of a table
         elif bar:
             outer.parts.append(page.hole(name))
+    if frame.kind == _LINK and frame.parts:
+        prefix, colon, _ = frame.parts[0].partition(":")
+        target, bar, label = frame.parts[0].partition("|")
+        if colon and fold_name(prefix) in names.invisible:
+            outer.parts.append(page.hole(f"[[{prefix}:"))  # the options of a file, and its caption
+        elif bar and "\n" not in target:
+            frame.parts[0] = label
     own = frame.own
     if frame.kind == _TABLE:
         outer.parts.append(rest_of_table("".join(frame.parts[:own])))

@@ -264,6 +264,11 @@ def test_what_shows_nothing_vanishes_and_what_cannot_be_rendered_is_counted_by_n
         ("en", "Born {{circa}}1900 in Rome.", "Born c. 1900 in Rome."),
         ("de", "Das {{SortKey|x|Wort}} ist{{SortKey|y}} hier.", "Das Wort ist hier."),
         ("pt", "Tem {{fmtn|12345|habitantes}} ao todo.", "Tem 12.345 habitantes ao todo."),
+        ("ja", "{{\u4eee\u30ea\u30f3\u30af|A|en|B|label=A-B}}\u3002", "A-B\u3002"),
+        ("sr", "Ima {{formatnum:12345.5}} ljudi.", "Ima 12.345,5 ljudi."),
+        ("sk", "M\u00e1 {{formatnum:12345.5}} \u013eud\u00ed.", "M\u00e1 12 345,5 \u013eud\u00ed."),
+        ("en", "A [[Media:a.ogg|song]] ([[media:a.ogg|listen]]) is [[Media:a.ogg]].", "A song is a.ogg."),
+        ("de", "Ein [[Medium:a.ogg|Lied]] ([[Media:a.ogg|anh\u00f6ren]]) ist hier.", "Ein Lied ist hier."),
     ],
 )
 def test_templates_show_all_of_their_text(language: str, markup: str, text: str) -> None:
@@ -304,3 +309,15 @@ def test_words_written_together_with_the_next_word_are_no_end_of_a_text(
     for prefix in prefixes:
         markup = f"{word} {prefix}{{{{{template}|{word}}}}} {word}{{{{{template}|{word}}}}}."
         assert text_of(markup, language=language) == f"{word} {prefix}{word} {word}."
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("It is here. [[File:a.jpg|thumb|C [[d]] is e.\n\nF is g.", "It is here. F is g."),
+        ("It is here. [[Category:C is d\n\nE is f.", "It is here. E is f."),
+        ("A is [[b|c and d.\n\nE is [[f|g]].", "A is c and d. E is g."),
+    ],
+)
+def test_a_link_that_is_never_closed_leaves_no_options_and_no_target(markup: str, text: str) -> None:
+    assert text_of(markup) == text
