@@ -15,6 +15,7 @@ from pipeline.cleaning.sentence_rules import (
     CLOSING,
     ITEM,
     OPENING,
+    ROMAN,
     WITH_PARTICLES,
     EndRules,
     first_word,
@@ -155,7 +156,7 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
     stop, `after` is the text after it, and `start` is the index where the sentence begins."""
     bare = token.strip(_AROUND)
     word = lowered(bare)
-    if not word or word in rules.joins:
+    if not word or word in rules.joins or (at - start == len(token) and ROMAN.fullmatch(bare) is not None):
         return False
     first = after[0]
     if rules.language == "ko":

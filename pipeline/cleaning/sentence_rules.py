@@ -26,7 +26,7 @@ ITEM = re.compile(r"\(?\w{1,4}\.?\)\s")
 _CITATION = re.compile(r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]")
 _DIGITS = "0123456789.,"
 _CENTURY = re.compile(r"[IVXLC]+\s[^\W\d_]")
-_ROMAN = re.compile("[IVXLC]+")
+ROMAN = re.compile("[IVXLC]+")
 # Names of German clubs and leagues begin with a number in every language: 1. FC Union, 2. Bundesliga.
 _COUNTED_NAME = re.compile(r"(?:[A-Z]*F[A-Z]*[CV]|\u0424\u041a|Bundesliga|Oberliga|Regionalliga)\b")
 _TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
@@ -329,7 +329,7 @@ def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
     ends with the full stop, and `plain` is its last word."""
     if plain[-1:].isdigit():
         return True
-    if "ordinals" in rules.habits and _ROMAN.fullmatch(plain) is not None:
+    if "ordinals" in rules.habits and ROMAN.fullmatch(plain) is not None:
         return True
     if "known_abbreviations" in rules.habits or (len(plain) > 1 and plain.lower() in rules.starters):
         return False
@@ -347,7 +347,7 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
     Jahrhundert". `token` is this number with its full stop. `after` is the text behind it, and begins with a capital.
     """
     number = token[:-1].lstrip(OPENING)
-    is_roman = _ROMAN.fullmatch(number) is not None
+    is_roman = ROMAN.fullmatch(number) is not None
     if not is_roman and not (number.isdecimal() and len(number) <= 3):
         return False
     previous = head[: len(head) - len(token)].rstrip()

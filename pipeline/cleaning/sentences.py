@@ -104,10 +104,11 @@ def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
     return parts if cuts is None else cuts
 
 
-_NUMBER = re.compile(r"[(\uff08]?\d{1,4}[.\u104b]\s*")
+_NUMBER = re.compile(r"[(\uff08]?(?:\d{1,4}|[IVXLC]{2,5})[.\u104b]\s*")
 _LOOK_BACK = 10
 # A word may begin with a mark (!Kung), and so does the code of a comment (<!-- -->). A mark alone is no sentence.
-_NO_END = re.compile(r"(?:\A[^\w\s]*|<)[!?]\Z|\A[^\w\s]*[!?\uff01\uff1f]+\s*\Z")
+_NO_SENTENCE = re.compile(r"[^\w\s]*[!?\uff01\uff1f]+\s*")
+_CODE = ("<!", "<?")
 _CLOSING = "\u300d\u300f\u300b\u3009\u3011\u3015)\uff09"
 _QUOTED = re.compile(rf"[\"'\u2019\u201d{_CLOSING}]\s*\Z")
 # Korean dates are written 2010. 11. 12., and items of laws may be numbered by syllables (ga., na., da. ...).
@@ -147,7 +148,8 @@ _STOPS = (
     "\u1c7e\u1c7f\u203c\u203d\u2047-\u2049\u2e2e\u2e3c\u2e53\u2e54\u3002\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf"
     "\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\ufe52\ufe56\ufe57\uff01\uff0e\uff1f\uff61\U00011141-\U00011143"
 )
-_STOP = re.compile(f"[{_STOPS}](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])")
+# The brackets and quotation marks that close after a full stop belong to the sentence.
+_STOP = re.compile(f"[{_STOPS}][{_CLOSING}\u201d\u2019]*+(?![\"'\u2018\u00ab\u00bb\\]{_CLOSING}])")
 # Marks at which sentencex stops that end no sentence: the comma of Burmese and a dot of Armenian.
 _HALF_STOPS = "\u104a\u2024"
 
@@ -197,9 +199,9 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
 def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
     """Return whether `after` continues the last sentence of `before`. These are neighbouring parts of a line, which
     must then be joined."""
-    if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
+    if len(before) <= _LOOK_BACK and (_NUMBER.fullmatch(before) or _NO_SENTENCE.fullmatch(before)) is not None:
         return True
-    if goes_on(before, after, rules) or _NO_END.search(before) is not None:
+    if goes_on(before, after, rules) or before.endswith(_CODE):
         return True
     language = rules.language
     if language not in WITH_PARTICLES:
@@ -248,14 +250,14 @@ def _cut_at_stops(line: str) -> Iterator[str]:
     """Cut `line` at full stops, and yield its pieces. This is for a long line with few spaces or none, which cannot be
     cut at spaces.
 
-    A piece ends at the first full stop after at least _FINE_CHARACTERS characters. A full stop inside brackets counts
-    only after twice as many characters. Takes linear time.
+    A piece ends at the first full stop after at least _FINE_CHARACTERS characters. A full stop inside brackets, or
+    before the end of brackets or quotations, counts only after twice as many characters. Takes linear time.
     """
     start = looked = depth = 0
     for found in _STOP.finditer(line):
-        if found.end() - start < _FINE_CHARACTERS:
+        if found.end() - start < _FINE_CHARACTERS * len(found.group()[:2]):  # twice, if brackets close there
             continue
-        for bracket in _BRACKETS.finditer(line, looked, found.start()):
+        for bracket in _BRACKETS.finditer(line, looked, found.end()):
             depth += 1 if bracket.group(1) else -1 if depth else 0
         looked = found.end()
         if not depth or looked - start > 2 * _FINE_CHARACTERS:
