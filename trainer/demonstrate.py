@@ -135,7 +135,9 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
     for shard in manifest.shards_of("validation"):
         for group in range(len(shard.row_group_rows)):
             columns = [schema.INPUT_IDS, schema.FIRST_LENGTH]
-            table = read_row_group(data, path=shard.path, row_group=group, columns=columns)
+            table = read_row_group(
+                data, path=shard.path, footer_sha256=shard.footer_sha256, row_group=group, columns=columns
+            )
             for row in draws.permutation(table.num_rows):
                 ids = table[schema.INPUT_IDS][row].as_py()[: table[schema.FIRST_LENGTH][row].as_py()]
                 places = [place for place in range(1, len(ids) - 1) if _is_word(ids, place=place, tokens=tokens)]

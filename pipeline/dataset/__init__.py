@@ -14,6 +14,7 @@ from pipeline.dataset.manifest import (
     file_sha256,
     footer_sha256,
     open_data_set,
+    open_shard,
     read_manifest,
     resolve_inside,
     shard_name,

@@ -76,14 +76,13 @@ def test_text_that_compresses_well_is_read(tmp_path: Path) -> None:
         ("books", "a.txt", "gz", gzip.compress),
         ("books", "a.txt", "xz", lzma.compress),
         ("wikipedia", "a.xml", "bz2", bz2.compress),
-        ("jsonl", "a.jsonl", "bz2", bz2.compress),
     ],
 )
 def test_a_small_file_of_newlines_is_refused(
     kind: str, name: str, suffix: str, compress: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / f"{name}.{suffix}"
-    text = b"\n" * (MIB + (1 << 19))
+    text = b"\n" * 5 * MIB
     path.write_bytes(compress(b"<mediawiki>" + text + b"</mediawiki>" if kind == "wikipedia" else text))
     with pytest.raises(ValueError, match=rf"{name}\.{suffix}: \d+ bytes up to byte \d+ expand to \d+, more than 1000"):
         read(path, kind)
