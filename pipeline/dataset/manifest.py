@@ -303,11 +303,10 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
 def resolve_inside(root: str | Path, name: str) -> str:
     """Return the path or URL of the file `name` (a relative path) under `root`. Raises DataSetError if `name` is
     absolute or leaves `root`."""
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
+    if not storage.stays_inside(name):
         where = storage.join(root, MANIFEST_NAME)
         raise DataSetError(f"{where}: path '{name}' leaves the data set's folder; build the set again")
-    return storage.join(root, str(pure))
+    return storage.join(root, str(PurePosixPath(name)))
 
 
 def file_sha256(path: str | Path) -> str:

@@ -4,7 +4,6 @@ rows)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from pipeline import storage
 from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
+from pipeline.json_text import parse_json
 from pipeline.sources import parquet_pages
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import refuse_expansion
@@ -141,8 +141,8 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
         if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also for a number of more than 4,300 digits
+            record = parse_json(line)
+        except ValueError as error:  # also for a number of more than 4,300 digits
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
