@@ -39,16 +39,19 @@ def test_a_build_with_several_workers_listens_on_this_machine_only(tmp_path: Pat
     assert beyond_loopback(found) == []
 
 
-def test_launcher_processes_listens_on_this_machine_only(tmp_path: Path, repository: Path) -> None:
-    """Its store, and what the workers' collectives listen on."""
+@pytest.mark.ray
+@pytest.mark.parametrize("launcher", ["processes", "ray"])
+def test_a_launcher_listens_on_this_machine_only(launcher: str, tmp_path: Path, repository: Path) -> None:
+    """The workers' store and collectives, and Ray's own processes."""
     write_data_set(tmp_path / "data", rows=32, max_seq_length=32, vocabulary_size=256)
     (tmp_path / "run.yaml").write_text("max_steps: 3\n")
     words = [
         *(f"data={tmp_path / 'data'}", f"output={tmp_path / 'run'}", "batch.pairs=8", "batch.lanes=4"),
-        *("model.size=tiny", "workers=2", "precision=fp32", "device=cpu", "launcher=processes"),
+        *("model.size=tiny", "workers=2", "precision=fp32", "device=cpu", f"launcher={launcher}"),
         *("threads_per_worker=1", "evaluation.max_pairs=8"),
     ]
     command = [sys.executable, "trainer/run.py", "--config", str(tmp_path / "run.yaml"), *words]
-    found = watch_listeners(command, cwd=repository, env=environment(repository))
-    assert len({port for _, port, _ in found}) >= 3
+    variables = {name: text for name, text in environment(repository).items() if name != "RAY_ADDRESS"}
+    found = watch_listeners(command, cwd=repository, env=variables)
+    assert len({port for _, port, _ in found}) >= (3 if launcher == "processes" else 9)
     assert beyond_loopback(found) == []

@@ -20,7 +20,7 @@ def listeners_of(process: psutil.Process) -> set[tuple[str, int, str]]:
         for each in [process, *process.children(recursive=True)]:
             with suppress(psutil.Error):
                 found |= {
-                    (socket.laddr.ip, socket.laddr.port, command_of(each)[-80:])
+                    (socket.laddr.ip, socket.laddr.port, command_of(each).strip()[-80:])
                     for socket in each.net_connections(kind="tcp")
                     if socket.status == psutil.CONN_LISTEN
                 }

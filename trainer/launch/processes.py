@@ -10,7 +10,6 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from pipeline.settings import ConfigError
 from pipeline.signals import STOP_SIGNALS, StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.failures import CONTINUE_HINT, WorkerError, WorkerFailure, raise_first
+from trainer.launch.loopback import open_store, stay_on_loopback
 from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
@@ -72,7 +72,7 @@ def run_in_processes(
     ConfigError for bad input, and WorkerError for any other failure. The message names the worker.
     """
     context = multiprocessing.get_context("spawn")
-    store = _open_store()
+    store = open_store(wait_for_workers=False)
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
@@ -95,28 +95,6 @@ def run_in_processes(
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _end(children)
-
-
-def _open_store() -> TCPStore:
-    """Return the server of a TCPStore that listens on 127.0.0.1 only. Without a socket of ours it listens on every
-    interface, and everybody who reaches it may read and write the keys by which the workers find each other."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        # The store takes over the descriptor and closes it.
-        return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def _stay_on_loopback() -> None:
-    """Let gloo and NCCL open their ports on the loopback interface, unless the user named another one.
-
-    Both listen on the interface of the machine's name otherwise. The variables are documented in
-    docs/source/distributed.md of PyTorch and in the environment variables of NCCL's user guide, which says that `lo` is
-    used only if it is named.
-    """
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if loopback is not None:
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, loopback)
 
 
 def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say: Say, stop: StopRequest) -> Outcome:
@@ -208,7 +186,7 @@ def _child(
     link = _PipeLink(pipe)
     device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
     try:
-        _stay_on_loopback()
+        stay_on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False)
         timeout = timedelta(seconds=config.collective_timeout_s)
         dist.init_process_group(
