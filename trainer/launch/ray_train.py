@@ -72,7 +72,6 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
     else:
         _set_ray_defaults(config)
         os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's default, 15, workers starve on a busy machine
-        cores = len(os.sched_getaffinity(0))
         # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's processes inherit this mask and
         # survive, so that the workers can finish their step; ray.shutdown ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -81,7 +80,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
                 connect(
                     attempts=START_ATTEMPTS,
                     address="local",
-                    num_cpus=max(cores, math.ceil(cpus_needed(config, workers=config.workers))),
+                    num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(cpus_needed(config, workers=config.workers))),
                     object_store_memory=object_store_bytes(config),
                     include_dashboard=False,
                 )
@@ -144,9 +143,7 @@ def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cl
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-    device = config.device
-    if device == "auto":
-        device = "cuda" if gpus >= 1 else "cpu"
+    device = config.device if config.device != "auto" else ("cuda" if gpus >= 1 else "cpu")
     where = "the Ray cluster" if cluster else "Ray on this machine"
     if device == "cuda" and gpus < least:
         raise ConfigError(
