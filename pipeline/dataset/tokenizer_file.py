@@ -17,7 +17,7 @@ from pipeline.json_text import parse_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 """Names of all files that a data set's folder `tokenizer` may contain. vocab.txt exists only for WordPiece."""
-CONFIG_KEYS = {
+CONFIG_KEYS: dict[str, type | tuple[type, ...]] = {
     "bos_token": str,
     "clean_up_tokenization_spaces": bool,
     "cls_token": str,

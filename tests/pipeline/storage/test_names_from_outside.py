@@ -49,7 +49,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 def test_a_listed_name_that_leads_out_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, "metrics.jsonl", name)
     for list_them in (storage.list_files, storage.list_names):
-        with pytest.raises(StorageError, match="s3://bucket/run: holds an object whose name .* leads out"):
+        with pytest.raises(StorageError, match=r"s3://bucket/run: holds an object whose name .* leads out"):
             list_them("s3://bucket/run")
 
 
