@@ -11,9 +11,7 @@ import socket
 import sys
 from typing import Any
 
-from torch.distributed import (
-    TCPStore,  # type: ignore[attr-defined]
-)
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 ADDRESS = "127.0.0.1"
 

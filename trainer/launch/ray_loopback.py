@@ -17,13 +17,13 @@ def torch_config(*, backend: str, timeout_s: int) -> TorchConfig:
     return kind(backend=backend, timeout_s=timeout_s)
 
 
-class _LoopbackConfig(TorchConfig):
+class _LoopbackConfig(TorchConfig):  # type: ignore[misc]
     @property
     def backend_cls(self) -> type[_TorchBackend]:
         return _LoopbackBackend
 
 
-class _LoopbackBackend(_TorchBackend):
+class _LoopbackBackend(_TorchBackend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
         """Connect the workers. Ray Train calls this once they have started."""
         worker_group.execute(open_stores_here)
