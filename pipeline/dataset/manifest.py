@@ -9,19 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from operator import mul
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TypeAlias
 
-from pydantic import ValidationError
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.dataset.schema import SCHEMA_VERSION
+from pipeline.json_text import parse_json
 from pipeline.settings import Settings
 
 MANIFEST_NAME = "manifest.json"
@@ -209,7 +211,7 @@ def read_manifest(root: str | Path) -> Manifest:
             f"{root}: has no {MANIFEST_NAME}, so it is not a (finished) data set; run the same `make preprocess` again"
         ) from error
     try:
-        tree = json.loads(text.decode("utf-8"))
+        tree = parse_json(text)
         stated, _ = tree.pop("hash"), tree.pop("run")
         version = tree.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -217,7 +219,9 @@ def read_manifest(root: str | Path) -> Manifest:
                 f"{path}: schema version {version}, but this release reads {SCHEMA_VERSION}; build the set again"
             )
         manifest = Manifest.model_validate_json(json.dumps(tree))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
+    except DataSetError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataSetError(f"{path}: damaged manifest ({error}); build the set again") from error
     if manifest.hash != stated:
         raise DataSetError(f"{path}: content does not match its own hash {stated}; it was edited: build the set again")
@@ -300,11 +304,10 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
 def resolve_inside(root: str | Path, name: str) -> str:
     """Return the path or URL of the file `name` (a relative path) under `root`. Raises DataSetError if `name` is
     absolute or leaves `root`."""
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
+    if not storage.stays_inside(name):
         where = storage.join(root, MANIFEST_NAME)
         raise DataSetError(f"{where}: path '{name}' leaves the data set's folder; build the set again")
-    return storage.join(root, str(pure))
+    return storage.join(root, str(PurePosixPath(name)))
 
 
 def file_sha256(path: str | Path) -> str:
@@ -320,7 +323,31 @@ def footer_sha256(path: str | Path) -> str:
         return _hash_footer(stream, path=path)
 
 
+@contextmanager
+def open_shard(root: str | Path, *, path: str, footer_sha256: str) -> Iterator[Any]:
+    """Yield the shard `path` of the data set `root` as a pq.ParquetFile that verifies page checksums.
+
+    Raises DataSetError if the footer does not have the hash `footer_sha256` (from the manifest). Hash and rows are read
+    from the same open file, so a shard that was swapped since the last opening is noticed.
+    """
+    place = resolve_inside(root, path)
+    with storage.name_errors(place, of_content=True), storage.open_native(place) as file:
+        footer = _read_footer(file, path=place)
+        found = hashlib.sha256(footer).hexdigest()
+        if found != footer_sha256:
+            raise DataSetError(f"{place}: footer hash {found} differs from the manifest's {footer_sha256}; restore it")
+        metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+        pre_buffer = storage.is_url(place)  # one request reads neighbouring columns
+        with pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=pre_buffer) as parquet:
+            yield parquet
+
+
 def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
+    return hashlib.sha256(_read_footer(stream, path=path)).hexdigest()
+
+
+def _read_footer(stream: IO[bytes], *, path: str | Path) -> bytes:
+    """Return the footer of a Parquet file: metadata, the length of the metadata, and the magic bytes."""
     size = stream.seek(0, os.SEEK_END)
     if size < 12:
         raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
@@ -332,4 +359,4 @@ def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
     if length + 8 > len(tail):
         stream.seek(size - 8 - length)
         tail = stream.read()
-    return hashlib.sha256(tail[-8 - length :]).hexdigest()
+    return tail[-8 - length :]

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipeline.engines.beam_worker import python_path
 from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_cluster import await_worker, connect
 from pipeline.errors import PassingError
+from pipeline.ray_loopback import listening_here_only
 from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
@@ -149,7 +150,8 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
     # Ray's processes inherit this mask. So a SIGTERM that `timeout` or Slurm sends to all stops only this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        ray.init(**arguments)
+        with nullcontext() if where else listening_here_only():
+            ray.init(**arguments)
     except Exception as error:  # Ray raises a plain Exception here
         ray.shutdown()
         raise ConfigError(

@@ -21,7 +21,7 @@ PIECE_BYTES = 1 << 18
 _READ_AHEAD_BYTES = 4 << 20  # requested from a store at a time, because a request takes 30 ms
 # Data that expand by more than this factor cannot be text. Real dumps and books stay below 20 (prose in bz2, xz: 4-8).
 MOST_EXPANSION = 1_000
-_EXPANSION_FREE_BYTES = 64 << 20
+_EXPANSION_FREE_BYTES = 4 << 20  # 45 bytes of bz2 may hold 46 MB of newlines, which take minutes to read line by line
 _XZ_MEMORY = 512 << 20  # bytes; xz -9 needs 65 MB, but a file's header can demand 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
@@ -162,7 +162,7 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
 
 def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
     """Raise ValueError if compressed data expand more than text can (a decompression bomb). This is so if `given`, the
-    decompressed size in bytes, is more than 64 MiB and more than MOST_EXPANSION times `taken`, the compressed size. For
+    decompressed size in bytes, is more than 4 MiB and more than MOST_EXPANSION times `taken`, the compressed size. For
     messages, `name` is the file, and `offset` is the byte of the file at which the compressed data end."""
     if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
         raise ValueError(

@@ -50,6 +50,11 @@ class SiteInfo:
     """True if the file has only bare <page> elements, without head or root."""
 
 
+MOST_LEVELS = 100
+"""The greatest number of elements around a place in a dump. MediaWiki's export has 6."""
+MOST_MARKUP_BYTES = 4 << 20
+"""The greatest length of a tag, comment or processing instruction in a dump. expat keeps all of it in memory, and older
+versions of expat read it again with every piece."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat recognizes UTF-16 by these byte order marks
 _OF_EXPAT = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 _BYTES = bytes(range(256))
@@ -83,6 +88,7 @@ class DumpReader:
         self._role = ""
         self._content_revision = _Revision()
         self._namespace_key = ""
+        self._num_bytes = 0
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.buffer_size = 1 << 18
@@ -143,8 +149,15 @@ class DumpReader:
         yield head
 
     def _parse(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
         try:
             self._parser.Parse(piece, False)
+            held = self._num_bytes - max(0, self._parser.CurrentByteIndex)
+            if held > MOST_MARKUP_BYTES:
+                raise ValueError(
+                    f"{self._name}: a tag, comment or processing instruction of more than {MOST_MARKUP_BYTES} bytes at "
+                    f"byte {self._num_bytes - held} of the XML; no MediaWiki dump has one, remove the file"
+                )
         except expat.ExpatError as error:
             if error.code == expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]:
                 raise ValueError(
@@ -181,6 +194,11 @@ class DumpReader:
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         depth = len(self._path)
         self._path.append(tag)
+        if depth == MOST_LEVELS:
+            raise ValueError(
+                f"{self._name}: more than {MOST_LEVELS} elements in each other at byte {self._parser.CurrentByteIndex} "
+                "of the XML; no MediaWiki dump has as many, remove the file"
+            )
         if depth == 0:
             if tag != "mediawiki":
                 raise ValueError(

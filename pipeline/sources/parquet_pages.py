@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import storage
+from pipeline.sources.bytestreams import MOST_EXPANSION, refuse_expansion
 from pipeline.sources.page_compression import (
     CODECS,
     PIECE_BYTES,
@@ -31,6 +32,7 @@ from pipeline.sources.page_compression import (
 )
 
 _MOST_HEADER_BYTES = 16 << 20
+_MOST_PAGE_BYTES = 1 << 31  # the format stores sizes in 32 bits
 _MOST_DICTIONARY_IN_MEMORY = 16 << 20
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 _PLAIN, _RLE, _DICTIONARY_INDEXES = 0, 3, (2, 8)
@@ -55,18 +57,60 @@ def read_values(path: str, *, chunk: Any, nullable: bool) -> Iterator[bytes | No
     Raises PageError if the chunk is damaged or a page does not match its checksum. Raises UnreadableFormatError at a
     page that only pyarrow can read.
     """
-    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    start = min((offset for offset in offsets if offset), default=0)
     with storage.open_input(path) as file, storage.name_full_disk(tempfile.gettempdir()):
-        file.seek(start)
+        file.seek(start_of(chunk))
         stream = _Counted(file, chunk.total_compressed_size)
         try:
-            yield from _read_pages(stream, chunk=chunk, nullable=nullable)
+            yield from _read_pages(stream, sizes=_PageSizes(path, chunk=chunk), chunk=chunk, nullable=nullable)
         except (KeyError, TypeError, OverflowError) as error:
             raise PageError("a page header lacks a field or has an impossible number") from error
 
 
-def _read_pages(stream: _Counted, *, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
+def refuse_small_bomb(path: str, *, chunk: Any) -> None:
+    """Raise ValueError naming the file `path` if the pages of a small column chunk state sizes that no text can have
+    (see refuse_expansion). pyarrow trusts these sizes: it takes 2 GB of memory for a page of a kilobyte.
+
+    `chunk` is pyarrow's ColumnChunkMetaData. A large chunk is not examined, because a page has at most 2 GiB.
+    """
+    stored = chunk.total_compressed_size
+    if stored > _MOST_PAGE_BYTES // MOST_EXPANSION:
+        return
+    start = start_of(chunk)
+    stream = _Counted(io.BytesIO(storage.read_range(path, offset=start, length=max(0, stored))), stored)
+    left, sizes = chunk.num_values, _PageSizes(path, chunk=chunk)
+    try:
+        while left > 0:
+            header = _read_struct(stream)
+            left -= sizes.add(header)
+            stream.take(header[3])
+    except (KeyError, TypeError, OverflowError, PageError):
+        return  # pyarrow explains damage
+
+
+class _PageSizes:
+    """Adds up what the pages of a column chunk expand to."""
+
+    def __init__(self, path: str, *, chunk: Any) -> None:
+        self._path, self._chunk, self._given = path, chunk, 0
+
+    def add(self, header: dict[int, Any]) -> int:
+        """Add a page by its header, and return how many values (rows, null or not) the page has; 0 for a dictionary.
+        Raises ValueError if the pages expand to more than text can (see refuse_expansion)."""
+        page = header.get(5) or header.get(8) if header[1] in (_DATA, _DATA_2) else None
+        values = int(page[1]) if page else 0
+        self._given += header[2] + values
+        taken = self._chunk.total_compressed_size
+        refuse_expansion(self._given, taken=taken, name=self._path, offset=start_of(self._chunk) + taken)
+        return values
+
+
+def start_of(chunk: Any) -> int:
+    """Return the byte of the file at which a column chunk begins. `chunk` is pyarrow's ColumnChunkMetaData."""
+    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
+    return int(min((offset for offset in offsets if offset), default=0))
+
+
+def _read_pages(stream: _Counted, *, sizes: _PageSizes, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
     left = chunk.num_values
     with _Dictionary() as dictionary:
         while left > 0:
@@ -74,6 +118,7 @@ def _read_pages(stream: _Counted, *, chunk: Any, nullable: bool) -> Iterator[byt
             kind, size, stored = header[1], header[2], header[3]
             if min(size, stored) < 0:
                 raise PageError("a page has a negative size")
+            sizes.add(header)
             raw = _Counted(stream, stored, checksum=header.get(4))
             if kind == _DICTIONARY:
                 content = _Content(expand(raw, codec=chunk.compression, size=size), size)

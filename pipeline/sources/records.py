@@ -6,7 +6,6 @@ document ends: at a new value in document_column, at a blank row, or after a num
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,10 @@ from pipeline import storage
 from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
+from pipeline.json_text import parse_json
 from pipeline.sources import parquet_pages
 from pipeline.sources.assembly import assemble
+from pipeline.sources.bytestreams import refuse_expansion
 from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
@@ -142,8 +143,8 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
         if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also for a number of more than 4,300 digits
+            record = parse_json(line)
+        except ValueError as error:  # also for a number of more than 4,300 digits
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
@@ -229,14 +230,44 @@ def _values(
         if config.document_column is None:
             yield from ((text, None) for text in texts)
         else:
+            for leaf in _leaves(file, config.document_column):
+                parquet_pages.refuse_small_bomb(path, chunk=file.metadata.row_group(group).column(leaf))
             batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[config.document_column])
             keys = (key for batch in batches for key in _list_keys(batch.column(0)))
             yield from zip(texts, keys, strict=True)
 
 
-def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
+def _leaves(file: pq.ParquetFile, column: str) -> list[int]:
+    """Return the indices of the column chunks that hold `column`; several if it has fields."""
     schema = file.metadata.schema
-    leaf = next(index for index in range(len(schema)) if schema.column(index).path == column)
+    paths = [schema.column(index).path for index in range(len(schema))]
+    return [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+
+
+def _bounded(texts: Iterable[str | bytes | None], *, path: str, stored: int, end: int) -> Iterator[str | bytes | None]:
+    """Yield `texts`, the rows of a row group whose column takes `stored` bytes up to byte `end` of the file `path`.
+    Raises ValueError if these rows are more than text can be (see refuse_expansion): a dictionary holds a long text
+    once for any number of rows."""
+    given = 0
+    for text in texts:
+        given += 1 + len(text or "")
+        refuse_expansion(given, taken=stored, name=path, offset=end)
+        yield text
+
+
+def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
+    (leaf,) = _leaves(file, column)
+    chunk = file.metadata.row_group(group).column(leaf)
+    parquet_pages.refuse_small_bomb(path, chunk=chunk)
+    texts = _unbounded_texts(file, path=path, group=group, column=column, leaf=leaf)
+    end = parquet_pages.start_of(chunk) + chunk.total_compressed_size
+    return _bounded(texts, path=path, stored=chunk.total_compressed_size, end=end)
+
+
+def _unbounded_texts(
+    file: pq.ParquetFile, *, path: str, group: int, column: str, leaf: int
+) -> Iterator[str | bytes | None]:
+    schema = file.metadata.schema
     chunk = file.metadata.row_group(group).column(leaf)
     given = 0
     if chunk.total_uncompressed_size > _LARGE_BYTES and parquet_pages.can_read(chunk, schema.column(leaf)):

@@ -33,6 +33,7 @@ from pipeline.storage.clients import (
     open_filesystem,
 )
 from pipeline.storage.durable import replace_file
+from pipeline.storage.paths import name_below
 
 READ_AHEAD_BYTES = 1 << 20
 """Fewest bytes that `open_input` requests from a store at a time, by default."""
@@ -201,7 +202,8 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
     """Return the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
-    On a store, one request returns up to 1,000 names. Raises StorageError if the bucket is missing or access is denied.
+    On a store, one request returns up to 1,000 names. Raises StorageError if the bucket is missing or access is denied,
+    or if a name leads out of the folder, so that callers may join the names to other folders.
     """
     if not is_url(folder):
         return _list_local(local_path(folder), below=below)
@@ -213,7 +215,9 @@ def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
         if not found and system.get_file_info(place.partition("/")[0]).type == fs.FileType.NotFound:
             raise FileNotFoundError(place)
     files = [info for info in found if info.type == fs.FileType.File]
-    names = [StoredFile(info.path[len(place) + 1 :], info.size, info.mtime_ns / 1e9) for info in files]
+    names = [
+        StoredFile(name_below(folder, info.path[len(place) + 1 :]), info.size, info.mtime_ns / 1e9) for info in files
+    ]
     return sorted(names, key=lambda file: file.name)
 
 
@@ -225,7 +229,7 @@ def list_names(folder: StrPath) -> set[str]:
     below = system.type_name == "gcs"  # gcs does not list folders that exist only as prefixes of files
     with name_errors(folder):
         found = system.get_file_info(fs.FileSelector(place, recursive=below, allow_not_found=True))
-    return {info.path[len(place) + 1 :].partition("/")[0] for info in found}
+    return {name_below(folder, info.path[len(place) + 1 :]).partition("/")[0] for info in found}
 
 
 def read_range(path: StrPath, *, offset: int, length: int) -> bytes:

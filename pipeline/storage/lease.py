@@ -31,14 +31,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline.errors import PassingError
-from pipeline.processes import Process
 from pipeline.processes import identify as identify_process
 from pipeline.signals import StopRequest
 from pipeline.storage import files
+from pipeline.storage.claims import Claim, Holder, read_claim
 from pipeline.storage.clients import StrPath
 from pipeline.storage.durable import make_durable_folder, naming
 from pipeline.storage.files import Location, locate
@@ -56,39 +56,6 @@ _LOCK = ".lock"
 
 class LeaseError(PassingError):
     """Another command uses the output, or has taken over the lease on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder(Process):
-    """A process that has the lease, or wants it. `token` is random and identifies the process's claim."""
-
-    token: str
-    since: str
-    """Time at which the process asked for the lease, for messages."""
-    timeout_s: int
-    """Seconds without a heartbeat after which other commands may take over."""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The content of a file in FOLDER/lease. By writing such a file, a command claims the lease (the right to write to
-    an output)."""
-
-    number: int
-    """One more than the greatest number that the command saw in other claims."""
-    beat: int
-    """Number of heartbeats so far (in a folder: the time of the last heartbeat). A change is a sign of life."""
-    holds: bool
-    """True if the command has or had the lease, False if it is a candidate."""
-    holder: Holder
-
-    @property
-    def name(self) -> str:
-        """The name of the claim's file."""
-        return f"{self.number:08d}-{self.holder.token}.json"
 
 
 @contextmanager
@@ -335,17 +302,10 @@ def _look(folder: Location) -> list[Claim]:
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # was withdrawn just now, or is no claim
-            claims.append(_read(locate(folder, LEASE_FOLDER, file.name)))
+            claim = read_claim(locate(folder, LEASE_FOLDER, file.name))
+            if claim.name == file.name:
+                claims.append(claim)
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
-
-
-def _read(path: Location) -> Claim:
-    if isinstance(path, Path):
-        with open(path, "rb") as stream:  # opening refreshes the cache of a network file system
-            tree = {**json.load(stream), "beat": os.fstat(stream.fileno()).st_mtime_ns}
-    else:
-        tree = json.loads(files.read_bytes(path))
-    return Claim(**{**tree, "holder": Holder(**tree["holder"])})
 
 
 def _write(folder: Location, claim: Claim) -> None:

@@ -25,9 +25,12 @@ import torch
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import ASIDE, Location, locate
 
 MANIFEST = "manifest.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+"""The folder in a run directory that holds the checkpoints."""
 STATE = "state.json"
 FORMAT = "cloze-checkpoint-1"
 
@@ -126,7 +129,7 @@ def write_json(path: Location, value: Any) -> dict[str, Any]:
 def read_json(path: Location) -> Any:
     """Return the contents of a JSON file. Raises CheckpointError if it is missing or not valid JSON."""
     try:
-        return json.loads(storage.read_bytes(path))
+        return parse_json(storage.read_bytes(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: is missing") from error
     except ValueError as error:
@@ -191,6 +194,15 @@ def _read_checked(folder: Location) -> dict[str, Any]:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise CheckpointError(f"{path}: format is {found!r}, but this version reads {FORMAT!r}")
     body = {key: value for key, value in manifest.items() if key != "sha256"}
+    entries, shape = manifest.get("files"), {"bytes": int, "sha256": str}
+    if type(manifest.get("step")) is not int or not (
+        isinstance(entries, dict)
+        and all(
+            isinstance(entry, dict) and all(type(entry.get(key)) is kind for key, kind in shape.items())
+            for entry in entries.values()
+        )
+    ):
+        raise CheckpointError(f"{path}: has no step, or no list of files with bytes and sha256")
     if manifest.get("sha256") != _hash_of(body):
         raise CheckpointError(f"{path}: was altered after it was written (its own sha256 differs)")
     if storage.base_name(folder) != step_name(manifest["step"]):
@@ -311,7 +323,7 @@ def find_checkpoints(run_dir: str | Path) -> Checkpoints:
 
 def checkpoints_folder(run_dir: str | Path) -> Location:
     """Return the folder that holds a run's checkpoints."""
-    return locate(run_dir, "checkpoints")
+    return locate(run_dir, CHECKPOINTS_FOLDER)
 
 
 def step_of(folder: Location) -> int:

@@ -116,6 +116,8 @@ class Plan:
         self.group_rows = _flatten(shard.row_group_rows for shard in shards)
         self.group_tokens = _flatten(shard.row_group_tokens for shard in shards)
         self.shard_paths, self.mask_sets = tuple(shard.path for shard in shards), manifest.mask_sets
+        self.shard_footers = tuple(shard.footer_sha256 for shard in shards)
+        self.vocabulary_size, self.max_seq_length = manifest.vocabulary_size, manifest.max_seq_length
         self.lanes, self.shape, self.seed = lanes, shape, seed
         self.pairs = None if pairs is None else Fraction(pairs)
         self.num_rows = min(manifest.num_rows(split), max_rows or sys.maxsize)

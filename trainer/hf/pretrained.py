@@ -7,7 +7,6 @@ cannot be reproduced (a missing head, another activation or LayerNorm) is refuse
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate
 from trainer.config import MODEL_SHAPES, ModelConfig
 from trainer.hf.vocabulary_check import check_same_vocabulary
@@ -162,7 +162,7 @@ def read_config(folder: Location) -> dict[str, Any]:
             f"{folder}: has no {CONFIG_FILE}; give the folder of an export, or of a BERT saved by transformers"
         )
     try:
-        settings = json.loads(storage.read_bytes(path))
+        settings = parse_json(storage.read_bytes(path))
     except ValueError as error:
         raise PretrainedError(f"{path}: is not valid JSON ({error}); export or save the model again") from error
     if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
@@ -179,7 +179,7 @@ def read_longest(folder: Location) -> int:
     if storage.find_file(path) is None:
         return positions
     try:
-        found = json.loads(storage.read_bytes(path)).get("model_max_length")
+        found = parse_json(storage.read_bytes(path)).get("model_max_length")
     except (ValueError, AttributeError) as error:
         raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
     # transformers writes 1e30 if it knows no limit
@@ -252,8 +252,13 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
     """
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
-        listed = json.loads(storage.read_bytes(index))["weight_map"].values()
-        names = [Path(name).name for name in sorted(set(listed))]
+        try:
+            listed = parse_json(storage.read_bytes(index))["weight_map"].values()
+            names = [Path(name).name for name in sorted(set(listed))]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PretrainedError(
+                f"{index}: does not list the files of weights ({error}); save the model again"
+            ) from error
     tensors: dict[str, Tensor] = {}
     for name in names:
         file = locate(folder, name)

@@ -28,6 +28,7 @@ from pipeline.settings import ConfigError
 from pipeline.signals import STOP_SIGNALS, StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.failures import CONTINUE_HINT, WorkerError, WorkerFailure, raise_first
+from trainer.launch.loopback import open_store, stay_on_loopback
 from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
@@ -72,7 +73,7 @@ def run_in_processes(
     ConfigError for bad input, and WorkerError for any other failure. The message of a WorkerError names the worker.
     """
     context = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = open_store(wait_for_workers=False)
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
@@ -187,6 +188,7 @@ def _child(
     link = _PipeLink(pipe)
     device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
     try:
+        stay_on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False)
         timeout = timedelta(seconds=config.collective_timeout_s)
         dist.init_process_group(
