@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from distributed import Scheduler, Worker
 from distributed.security import Security
+from ray._private import auto_init_hook
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import RayConfig
@@ -134,6 +135,7 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
     the resources for all workers. `workers` is the number of workers, and `each` has the resources that one worker
     requests. After the block, disconnect from the cluster, or stop the local Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    auto_init_hook.enable_auto_connect = False  # else a thread that calls Ray after ray.shutdown starts another Ray
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
     if not where:
