@@ -14,7 +14,6 @@ from pipeline.dataset.manifest import (
     file_sha256,
     footer_sha256,
     open_data_set,
-    open_shard,
     read_manifest,
     resolve_inside,
     shard_name,
@@ -23,4 +22,5 @@ from pipeline.dataset.manifest import (
     write_manifest,
 )
 from pipeline.dataset.schema import MAX_UINT16_VOCABULARY, SCHEMA_VERSION, id_type, token_counts_schema
+from pipeline.dataset.shard_reader import read_row_group
 from pipeline.dataset.tokenizer_file import TOKENIZER_FILES, name_panics, parse_tokenizer, parse_tokenizer_config

@@ -9,17 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import mul
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TypeAlias
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.dataset.schema import SCHEMA_VERSION
@@ -29,7 +26,7 @@ from pipeline.settings import Settings
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKEN_COUNTS_NAME = "token_counts.parquet"
-_PARQUET_MAGIC = b"PAR1"
+PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 1 << 16
 """The number of bytes read from the end of a Parquet file in one request. Most footers fit into it."""
 _STORE_THREADS = 16
@@ -323,38 +320,20 @@ def footer_sha256(path: str | Path) -> str:
         return _hash_footer(stream, path=path)
 
 
-@contextmanager
-def open_shard(root: str | Path, *, path: str, footer_sha256: str) -> Iterator[Any]:
-    """Yield the shard `path` of the data set `root` as a pq.ParquetFile that verifies page checksums.
-
-    Raises DataSetError if the footer does not have the hash `footer_sha256` (from the manifest). Hash and rows are read
-    from the same open file, so a shard that was swapped since the last opening is noticed.
-    """
-    place = resolve_inside(root, path)
-    with storage.name_errors(place, of_content=True), storage.open_native(place) as file:
-        footer = _read_footer(file, path=place)
-        found = hashlib.sha256(footer).hexdigest()
-        if found != footer_sha256:
-            raise DataSetError(f"{place}: footer hash {found} differs from the manifest's {footer_sha256}; restore it")
-        metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
-        pre_buffer = storage.is_url(place)  # one request reads neighbouring columns
-        with pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=pre_buffer) as parquet:
-            yield parquet
-
-
 def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
-    return hashlib.sha256(_read_footer(stream, path=path)).hexdigest()
+    return hashlib.sha256(read_footer(stream, path=path)).hexdigest()
 
 
-def _read_footer(stream: IO[bytes], *, path: str | Path) -> bytes:
-    """Return the footer of a Parquet file: metadata, the length of the metadata, and the magic bytes."""
+def read_footer(stream: IO[bytes], *, path: str | Path) -> bytes:
+    """Return the footer of a Parquet file: metadata, the length of the metadata, and the magic bytes. `stream` is the
+    open file. Raises DataSetError naming `path`, the file, if it does not end like a Parquet file."""
     size = stream.seek(0, os.SEEK_END)
     if size < 12:
         raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
     stream.seek(max(0, size - _TAIL_BYTES))
     tail = stream.read()
     length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] != _PARQUET_MAGIC or length + 12 > size:
+    if tail[-4:] != PARQUET_MAGIC or length + 12 > size:
         raise DataSetError(f"{path}: does not end as a Parquet file does (truncated?)")
     if length + 8 > len(tail):
         stream.seek(size - 8 - length)

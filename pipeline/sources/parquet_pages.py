@@ -10,7 +10,6 @@ The format: https://parquet.apache.org/docs/file-format
 from __future__ import annotations
 
 import io
-import struct
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -20,21 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import storage
-from pipeline.sources.bytestreams import MOST_EXPANSION, refuse_expansion
-from pipeline.sources.page_compression import (
-    CODECS,
-    PIECE_BYTES,
+from pipeline.parquet_bounds import (
+    DATA,
+    DATA_2,
+    DICTIONARY,
     PageError,
-    UnreadableFormatError,
-    expand,
+    PageSizes,
+    read_struct,
     read_varint,
+    start_of,
     take_byte,
 )
+from pipeline.sources.page_compression import CODECS, PIECE_BYTES, UnreadableFormatError, expand
 
-_MOST_HEADER_BYTES = 16 << 20
-_MOST_PAGE_BYTES = 1 << 31  # the format stores sizes in 32 bits
 _MOST_DICTIONARY_IN_MEMORY = 16 << 20
-_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 _PLAIN, _RLE, _DICTIONARY_INDEXES = 0, 3, (2, 8)
 _ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
@@ -58,76 +56,32 @@ def read_values(path: str, *, chunk: Any, nullable: bool) -> Iterator[bytes | No
     page that only pyarrow can read.
     """
     with storage.open_input(path) as file, storage.name_full_disk(tempfile.gettempdir()):
-        file.seek(start_of(chunk))
+        start = start_of(chunk)
+        file.seek(start)
         stream = _Counted(file, chunk.total_compressed_size)
+        sizes = PageSizes(path, start=start, stored=chunk.total_compressed_size)
         try:
-            yield from _read_pages(stream, sizes=_PageSizes(path, chunk=chunk), chunk=chunk, nullable=nullable)
+            yield from _read_pages(stream, sizes=sizes, chunk=chunk, nullable=nullable)
         except (KeyError, TypeError, OverflowError) as error:
             raise PageError("a page header lacks a field or has an impossible number") from error
 
 
-def refuse_small_bomb(path: str, *, chunk: Any) -> None:
-    """Raise ValueError naming the file `path` if the pages of a small column chunk state sizes that no text can have
-    (see refuse_expansion). pyarrow trusts these sizes: it takes 2 GB of memory for a page of a kilobyte.
-
-    `chunk` is pyarrow's ColumnChunkMetaData. A large chunk is not examined, because a page has at most 2 GiB.
-    """
-    stored = chunk.total_compressed_size
-    if stored > _MOST_PAGE_BYTES // MOST_EXPANSION:
-        return
-    start = start_of(chunk)
-    stream = _Counted(io.BytesIO(storage.read_range(path, offset=start, length=max(0, stored))), stored)
-    left, sizes = chunk.num_values, _PageSizes(path, chunk=chunk)
-    try:
-        while left > 0:
-            header = _read_struct(stream)
-            left -= sizes.add(header)
-            stream.take(header[3])
-    except (KeyError, TypeError, OverflowError, PageError):
-        return  # pyarrow explains damage
-
-
-class _PageSizes:
-    """Adds up what the pages of a column chunk expand to."""
-
-    def __init__(self, path: str, *, chunk: Any) -> None:
-        self._path, self._chunk, self._given = path, chunk, 0
-
-    def add(self, header: dict[int, Any]) -> int:
-        """Add a page by its header, and return how many values (rows, null or not) the page has; 0 for a dictionary.
-        Raises ValueError if the pages expand to more than text can (see refuse_expansion)."""
-        page = header.get(5) or header.get(8) if header[1] in (_DATA, _DATA_2) else None
-        values = int(page[1]) if page else 0
-        self._given += header[2] + values
-        taken = self._chunk.total_compressed_size
-        refuse_expansion(self._given, taken=taken, name=self._path, offset=start_of(self._chunk) + taken)
-        return values
-
-
-def start_of(chunk: Any) -> int:
-    """Return the byte of the file at which a column chunk begins. `chunk` is pyarrow's ColumnChunkMetaData."""
-    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    return int(min((offset for offset in offsets if offset), default=0))
-
-
-def _read_pages(stream: _Counted, *, sizes: _PageSizes, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
+def _read_pages(stream: _Counted, *, sizes: PageSizes, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
     left = chunk.num_values
     with _Dictionary() as dictionary:
         while left > 0:
-            header = _read_struct(stream)
+            header = read_struct(stream)
             kind, size, stored = header[1], header[2], header[3]
-            if min(size, stored) < 0:
-                raise PageError("a page has a negative size")
             sizes.add(header)
             raw = _Counted(stream, stored, checksum=header.get(4))
-            if kind == _DICTIONARY:
+            if kind == DICTIONARY:
                 content = _Content(expand(raw, codec=chunk.compression, size=size), size)
                 dictionary.fill(_plain_values(content, header[7][2]))
-            elif kind in (_DATA, _DATA_2):
-                page = header[5 if kind == _DATA else 8]
+            elif kind in (DATA, DATA_2):
+                page = header[5 if kind == DATA else 8]
                 if page[1] > left:
                     raise PageError("a page has more values than its column chunk")
-                open_page = _open_page if kind == _DATA else _open_page_2
+                open_page = _open_page if kind == DATA else _open_page_2
                 present, encoding, content = open_page(raw, page, size=size, codec=chunk.compression, nullable=nullable)
                 yield from _page_values(content, encoding, present=present, dictionary=dictionary)
                 left -= page[1]
@@ -281,7 +235,7 @@ class _Counted(io.RawIOBase):
             raise PageError("a page does not have its checksum")
 
 
-# ---- levels, indexes and headers ----
+# ---- levels and indexes ----
 
 
 def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.NDArray[np.int64]:
@@ -308,41 +262,3 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
         parts.append(part)
         found += part.size
     return np.concatenate(parts)[:count]
-
-
-def _read_struct(stream: _Counted, *, depth: int = 0) -> dict[int, Any]:
-    """Return {field id: value} for the next struct of a stream in Thrift's compact protocol."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while byte := take_byte(stream):
-        kind = byte & 0x0F
-        number = number + (byte >> 4) if byte >> 4 else _signed(read_varint(stream))
-        fields[number] = kind == 1 if kind in (1, 2) else _read_field(stream, kind, depth=depth)
-    return fields
-
-
-def _read_field(stream: _Counted, kind: int, *, depth: int) -> Any:
-    if depth > 8:
-        raise PageError("a page header is nested too deeply")
-    if kind in (1, 2, 3):
-        return take_byte(stream)
-    if kind in (4, 5, 6):
-        return _signed(read_varint(stream))
-    if kind == 7:
-        return struct.unpack("<d", stream.take(8))[0]
-    if kind == 8:
-        size = read_varint(stream)
-        if size > _MOST_HEADER_BYTES:
-            raise PageError("a page header has a text of more than 16 MiB")
-        return stream.take(size)
-    if kind in (9, 10):
-        byte = take_byte(stream)
-        size = byte >> 4 if byte >> 4 < 15 else read_varint(stream)
-        return [_read_field(stream, byte & 0x0F, depth=depth + 1) for _ in range(min(size, _MOST_HEADER_BYTES))]
-    if kind == 12:
-        return _read_struct(stream, depth=depth + 1)
-    raise PageError(f"a page header has a field of unknown kind {kind}")
-
-
-def _signed(value: int) -> int:
-    return (value >> 1) ^ -(value & 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,13 +18,14 @@ from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.json_text import parse_json
+from pipeline.parquet_bounds import PageError, read_metadata, refuse_bomb, refuse_expansion, start_of
 from pipeline.sources import parquet_pages
 from pipeline.sources.assembly import assemble
-from pipeline.sources.bytestreams import refuse_expansion
 from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
 _ROWS_AT_ONCE = 32
+_HEADERS_BYTES = 1 << 16  # requested from a store at a time, to read headers of pages
 _LARGE_BYTES = 32 << 20
 """A column chunk with more text is read by parquet_pages, because pyarrow would hold all of it several times."""
 _SPLIT_BYTES = 32 << 20
@@ -176,7 +177,9 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
         with storage.name_errors(path, of_content=True):
             is_stored = storage.is_url(path)
             file = storage.open_native(path) if is_stored else path
-            return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=is_stored)
+            with storage.open_input(path) as stream:
+                metadata = read_metadata(stream)
+            return pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=is_stored)
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError) as error:
@@ -214,7 +217,7 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             f"{split.path}: column '{config.document_column}' has a value that Python cannot represent, near row "
             f"{number}: {error}; cast it to text, or set another document_column"
         ) from error
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, parquet_pages.PageError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, PageError) as error:
         raise ValueError(
             f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
         ) from error
@@ -231,7 +234,7 @@ def _values(
             yield from ((text, None) for text in texts)
         else:
             for leaf in _leaves(file, config.document_column):
-                parquet_pages.refuse_small_bomb(path, chunk=file.metadata.row_group(group).column(leaf))
+                _refuse_bomb(path, chunk=file.metadata.row_group(group).column(leaf))
             batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[config.document_column])
             keys = (key for batch in batches for key in _list_keys(batch.column(0)))
             yield from zip(texts, keys, strict=True)
@@ -242,6 +245,11 @@ def _leaves(file: pq.ParquetFile, column: str) -> list[int]:
     schema = file.metadata.schema
     paths = [schema.column(index).path for index in range(len(schema))]
     return [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+
+
+def _refuse_bomb(path: str, *, chunk: Any) -> None:
+    with storage.open_input(path, read_ahead=_HEADERS_BYTES) as file:
+        refuse_bomb(chunk, name=path, file=file)
 
 
 def _bounded(texts: Iterable[str | bytes | None], *, path: str, stored: int, end: int) -> Iterator[str | bytes | None]:
@@ -258,9 +266,9 @@ def _bounded(texts: Iterable[str | bytes | None], *, path: str, stored: int, end
 def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
     (leaf,) = _leaves(file, column)
     chunk = file.metadata.row_group(group).column(leaf)
-    parquet_pages.refuse_small_bomb(path, chunk=chunk)
+    _refuse_bomb(path, chunk=chunk)
     texts = _unbounded_texts(file, path=path, group=group, column=column, leaf=leaf)
-    end = parquet_pages.start_of(chunk) + chunk.total_compressed_size
+    end = start_of(chunk) + chunk.total_compressed_size
     return _bounded(texts, path=path, stored=chunk.total_compressed_size, end=end)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from pipeline.processes import Process
 from pipeline.storage import files
 from pipeline.storage.files import Location
 
-_TOKEN = re.compile(r"[0-9a-f]{32}")
 _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 """A claim with a longer time-out is damaged: nobody could ever take over from it."""
 
@@ -64,6 +62,8 @@ def read_claim(path: Location) -> Claim:
             value = getattr(part, entry.name)
             if not isinstance(value, Holder) and entry.type != type(value).__name__:
                 raise TypeError(f"{path}: {entry.name} is {type(value).__name__}, not {entry.type}")
-    if not _TOKEN.fullmatch(claim.holder.token) or claim.holder.timeout_s > _LONGEST_TIMEOUT_S:
-        raise ValueError(f"{path}: no token, or a time-out of {claim.holder.timeout_s} s")
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(f"{path}: {entry.name} has characters that cannot be shown")
+    if claim.name != files.base_name(path) or not 0 < claim.holder.timeout_s <= _LONGEST_TIMEOUT_S:
+        raise ValueError(f"{path}: the name of another claim, or a time-out of {claim.holder.timeout_s} s")
     return claim

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from pipeline.parquet_bounds import read_metadata
 from pipeline.storage.clients import (
     AbsentError,
     StrPath,
@@ -110,13 +111,17 @@ def open_native(path: StrPath) -> Any:
 def open_parquet(path: StrPath) -> Iterator[Any]:
     """Yield a pq.ParquetFile that verifies page checksums. On a store, one request reads neighbouring columns."""
     if not is_url(path):
-        with pq.ParquetFile(local_path(path), page_checksum_verification=True) as file:
+        with open(local_path(path), "rb") as stream:
+            metadata = read_metadata(stream)
+        with pq.ParquetFile(local_path(path), metadata=metadata, page_checksum_verification=True) as file:
             yield file
         return
     with (
         name_errors(path, of_content=True),
         open_native(path) as native,
-        pq.ParquetFile(native, page_checksum_verification=True, pre_buffer=True) as file,
+        pq.ParquetFile(
+            native, metadata=read_metadata(native), page_checksum_verification=True, pre_buffer=True
+        ) as file,
     ):
         yield file
 

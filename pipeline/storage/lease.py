@@ -302,9 +302,7 @@ def _look(folder: Location) -> list[Claim]:
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # was withdrawn just now, or is no claim
-            claim = read_claim(locate(folder, LEASE_FOLDER, file.name))
-            if claim.name == file.name:
-                claims.append(claim)
+            claims.append(read_claim(locate(folder, LEASE_FOLDER, file.name)))
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline import storage
-from pipeline.dataset import DataSetError, open_shard, schema
+from pipeline import dataset, storage
+from pipeline.dataset import DataSetError, schema
 from trainer.data.plan import Plan, RowGroupSlices, row_permutation
 
 SHARD, ROW_GROUP, ROW = "shard", "row_group", "row"
@@ -162,13 +162,14 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
 def read_row_group(root: str | Path, *, path: str, footer_sha256: str, row_group: int, columns: list[str]) -> pa.Table:
     """Return the given columns of a row group, with its rows in stored order.
 
-    `path` is the shard's path inside `root`, the data set's folder. If the row group cannot be read, or if the shard's
-    footer no longer has the hash `footer_sha256` of the manifest, raises RowGroupError with shard, row group and
-    remedy.
+    `path` is the shard's path inside `root`, the data set's folder. Raises RowGroupError, with shard, row group and
+    remedy, if the row group cannot be read or would take far more memory than it should, or if the shard's footer no
+    longer has the hash `footer_sha256` of the manifest.
     """
     try:
-        with open_shard(root, path=path, footer_sha256=footer_sha256) as file:
-            return file.read_row_group(row_group, columns=columns, use_threads=False)
+        return dataset.read_row_group(
+            root, path=path, footer_sha256=footer_sha256, row_group=row_group, columns=columns
+        )
     except DataSetError as error:
         fault = str(error).removeprefix(f"{storage.join(root, path)}: ").removesuffix("; restore it")
         raise _error(root, path, row_group, fault) from error
