@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NoReturn, ParamSpec, TypeAlias
 
+from pipeline.errors import describe_error
 from pipeline.signals import TerminatedError, catch_interrupts
 
 Say: TypeAlias = Callable[[str], None]
@@ -26,7 +27,7 @@ def say_at_once(line: str) -> None:
 
 def fail(error: BaseException) -> int:
     """Print `error`, which the user can fix, as one line on stderr. Return the exit status 2."""
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {describe_error(error)}", file=sys.stderr)
     return 2
 
 

@@ -40,6 +40,7 @@ _SCHEDULER_START_S = 180.0
 _ATTEMPTS = 3
 """The most times that a graph is run. A retry can succeed, because Ray restarts a lost scheduler at the same
 address."""
+_NO_DASHBOARD = "127.0.0.1:0"  # Dask answers HTTP requests about tasks here even without a dashboard
 _AGAIN_S = 1.0
 
 
@@ -202,7 +203,12 @@ class DaskScheduler:
     async def _run(self, address: str, *, security: Security) -> None:
         host, port = address.removeprefix("tls://").rsplit(":", 1)
         async with Scheduler(
-            host=host, port=int(port), protocol="tls", security=security, dashboard=False, dashboard_address=":0"
+            host=host,
+            port=int(port),
+            protocol="tls",
+            security=security,
+            dashboard=False,
+            dashboard_address=_NO_DASHBOARD,
         ) as scheduler:
             self._ready.set()
             await scheduler.finished()
@@ -225,7 +231,7 @@ class DaskWorker:
                     nthreads=1,
                     memory_limit=0,  # Ray's own monitor ends actors if memory is short
                     dashboard=False,
-                    dashboard_address=":0",
+                    dashboard_address=_NO_DASHBOARD,
                 ) as worker:
                     await worker.finished()
             await asyncio.sleep(_AGAIN_S)

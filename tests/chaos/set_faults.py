@@ -33,6 +33,7 @@ def swap_held_out(stage: Stage) -> Finding:
 def _swap_on_the_way(stage: Stage, *settings: str, name: str, fault: str, split: Any = "train") -> Finding:
     run = stage.make_run(name, own_data=True)
     shutil.copytree(run.data, run.output.parent / "aside")
+    settings = ("ingest.read_ahead_blocks=1", *settings)
     run.start(*settings)
     run.wait_for_step(12)
     swap(run.data, stage.manifest, split=split)

@@ -29,13 +29,17 @@ def test_an_open_port_is_found(address: str, is_found: bool) -> None:
         assert bool(beyond_loopback(found)) is is_found
 
 
-def test_a_build_with_several_workers_listens_on_this_machine_only(tmp_path: Path, repository: Path) -> None:
-    """Beam's servers take pickled code and give out text, without asking who is there."""
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_build_with_several_workers_listens_on_this_machine_only(
+    engine: str, tmp_path: Path, repository: Path
+) -> None:
+    """Beam's servers take pickled code and give out text, without asking who is there; so do Ray's."""
     write_build_of_files(tmp_path, make_documents(60), files=3)
-    command = [sys.executable, "pipeline/run.py", "--config", str(tmp_path / "c.yaml"), "workers=2"]
+    command = [sys.executable, "pipeline/run.py", "--config", str(tmp_path / "c.yaml"), "--engine", engine, "workers=2"]
     command += [f"sources.0.path={tmp_path / 'text'}", f"vocabulary.path={tmp_path / 'vocab.txt'}"]
-    found = watch_listeners([*command, f"output={tmp_path / 'out'}"], cwd=repository, env=environment(repository))
-    assert len({port for _, port, _ in found}) >= 5
+    variables = {name: text for name, text in environment(repository).items() if name != "RAY_ADDRESS"}
+    found = watch_listeners([*command, f"output={tmp_path / 'out'}"], cwd=repository, env=variables)
+    assert len({port for _, port, _ in found}) >= (5 if engine == "local" else 9)
     assert beyond_loopback(found) == []
 
 

@@ -1,10 +1,10 @@
-"""Lets the workers of Ray Train, on a Ray of one machine, listen on that machine only."""
+"""Lets the workers of Ray Train listen on their own machine only, if Ray has no other."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+import ray
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
@@ -12,8 +12,9 @@ from trainer.launch.loopback import open_stores_here
 
 
 def torch_config(*, backend: str, timeout_s: int) -> TorchConfig:
-    """Return how Ray Train connects the workers. Without a cluster (RAY_ADDRESS), they listen on 127.0.0.1 only."""
-    kind = TorchConfig if os.environ.get("RAY_ADDRESS") else _LoopbackConfig
+    """Return how Ray Train connects the workers. On a Ray whose nodes have the address 127.0.0.1 (a Ray that a command
+    started, or the local cluster), they listen on 127.0.0.1 only. Call this while connected to Ray."""
+    kind = _LoopbackConfig if ray.util.get_node_ip_address() == "127.0.0.1" else TorchConfig
     return kind(backend=backend, timeout_s=timeout_s)
 
 
