@@ -11,6 +11,8 @@ import yaml
 MAX_ALIASED = 1_000_000
 """The greatest number of characters that the aliases in a YAML text may stand for. A text of 1 kB could otherwise stand
 for gigabytes."""
+MAX_BITS = 14_000
+"""The greatest number of bits of a whole number. Python shows at most 4,300 digits."""
 
 
 class NumberLoader(yaml.SafeLoader):
@@ -28,6 +30,16 @@ class NumberLoader(yaml.SafeLoader):
                 problem = f"aliases ('*') stand for {aliased:,} characters, more than {MAX_ALIASED:,}; write less"
                 raise yaml.composer.ComposerError(None, None, problem, root.start_mark)
         return root
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Return the int for a number in YAML. Raises ConstructorError if it takes more than MAX_BITS bits, because
+        Python could not show it."""
+        number: int = super().construct_yaml_int(node)
+        if number.bit_length() > MAX_BITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number of more than {MAX_BITS:,} bits; give a smaller one", node.start_mark
+            )
+        return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the dict for a mapping in YAML. Raises ConstructorError if a key is repeated, is a list or a mapping,
@@ -98,6 +110,7 @@ BOOL_TEXTS = {
     for written in (text, text.capitalize(), text.upper())
 }
 """Texts that stand for true and false in a setting that is a bool."""
+NumberLoader.add_constructor("tag:yaml.org,2002:int", NumberLoader.construct_yaml_int)
 NumberLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float", ":bool"))]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()

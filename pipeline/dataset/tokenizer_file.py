@@ -38,6 +38,10 @@ would run Python code from a folder or from the network, is not among them."""
 TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast")
 MAX_GROWTH = 1000
 """The greatest number of characters that the replacements of a tokenizer.json may make of one character."""
+MAX_AFFIX = 100
+"""The greatest number of characters of a prefix or suffix of pieces. Each piece of a word is looked up with it."""
+MAX_WORD = 1000
+"""The greatest number of characters of a word that is cut into pieces. Time grows as its square."""
 MAX_REPEATS = 4
 """The greatest number of repetitions (*, +, ?, {n,m}) in a row of one pattern. Time grows as a power of this number."""
 
@@ -57,7 +61,8 @@ def parse_tokenizer(data: bytes, *, origin: str) -> Any:
 
     try:
         text = data.decode("utf-8")
-        patterns, growth = _find_dangers(parse_json(text))
+        tree = parse_json(text)
+        patterns, growth = _find_dangers(tree)
     except ValueError as error:
         raise ValueError(f"{origin}: not a tokenizer.json ({error}); restore the file") from error
     for pattern in patterns:
@@ -72,25 +77,34 @@ def parse_tokenizer(data: bytes, *, origin: str) -> Any:
             f"{origin}: its replacements may turn one character into {growth:,}, more than {MAX_GROWTH:,}; shorten "
             "them, or use another tokenizer"
         )
+    excess = _find_excess(tree)
+    if excess:
+        raise ValueError(f"{origin}: {excess}; use another tokenizer")
     try:
-        with name_panics(origin):
-            return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises plain Exception
+        return Tokenizer.from_str(text)
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         raise ValueError(f"{origin}: not a tokenizer.json that the tokenizers library can read: {error}") from error
 
 
 @contextmanager
 def name_panics(origin: str) -> Iterator[None]:
-    """Turn a panic of the tokenizers library's Rust code in the block into a ValueError that names `origin`, the
-    tokenizer's file."""
+    """Turn an error or a panic of the tokenizers library's Rust code in the block into a ValueError that names
+    `origin`, the tokenizer's file."""
     try:
         yield
-    except BaseException as error:  # the class is not importable: pyo3_runtime.PanicException
-        if type(error).__name__ != "PanicException":
+    except BaseException as error:
+        if not _is_of_library(error):
             raise
         raise ValueError(
             f"{origin}: the tokenizers library failed on a text with it ({error}); use another tokenizer"
         ) from None
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether the tokenizers library raised an error: a plain Exception, or a panic, whose class cannot be imported."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def parse_tokenizer_config(data: bytes, *, origin: str) -> dict[str, Any]:
@@ -182,6 +196,46 @@ def _find_dangers(tree: Any) -> tuple[list[str], int]:
         elif isinstance(node, list):
             todo.extend(node)
     return patterns, growth
+
+
+def _find_excess(tree: Any) -> str:
+    """Return what in a tokenizer.json (as JSON data) would take too much time or memory, or end the process, or "" if
+    nothing would. What has another form than the library reads is left to the library."""
+    model = tree.get("model") if isinstance(tree, Mapping) else None
+    if not isinstance(model, Mapping):
+        return ""
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        affix = model.get(key)
+        if isinstance(affix, str) and len(affix) > MAX_AFFIX:
+            return f"{key} has {len(affix):,} characters, more than {MAX_AFFIX}"
+    longest = model.get("max_input_chars_per_word")
+    if isinstance(longest, int) and longest > MAX_WORD:
+        return f"max_input_chars_per_word is {longest:,}, more than {MAX_WORD:,}"
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if isinstance(prefix, str) and isinstance(merges, list):
+        for merge in merges:  # the library cuts off as many bytes as the prefix has, and may panic twice, which aborts
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            if isinstance(pair, list) and not str(pair[-1]).startswith(prefix):
+                return f"the merge {_shorten(merge)} does not continue with {_shorten(prefix)}"
+    added = _count_added(tree.get("post_processor"))
+    return f"a template adds {added:,} tokens to a text, more than {MAX_GROWTH:,}" if added > MAX_GROWTH else ""
+
+
+def _count_added(processor: Any) -> int:
+    """Return an upper limit for how many times post-processors (as JSON data) repeat a text or add a token to it."""
+    added, todo = 0, [processor]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, list):
+            todo.extend(node)
+        elif isinstance(node, Mapping):
+            pieces = sum(len(node[key]) for key in ("single", "pair") if isinstance(node.get(key), list))
+            special = node.get("special_tokens")
+            tokens = list(special.values()) if isinstance(special, Mapping) else []
+            ids = [token["ids"] for token in tokens if isinstance(token, Mapping) and "ids" in token]
+            added += pieces * max((len(each) for each in ids if isinstance(each, list)), default=1)
+            todo.append(node.get("processors"))
+    return added
 
 
 def _shorten(value: Any) -> str:

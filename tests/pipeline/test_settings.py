@@ -361,6 +361,25 @@ def test_aliases_that_explode_are_refused(text: str, fault: str) -> None:
         parse_yaml(text, origin="x")
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: !!bool maybe\n", "a value does not fit its tag"),
+        ("a: !!timestamp today\n", "a value does not fit its tag"),
+        ("a: !!int many\n", "invalid literal"),
+        ("a: 0x" + "f" * 100_000 + "\n", "a number of more than 14,000 bits"),
+        ("a: " + "9" * 5000 + "\n", "Exceeds the limit"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=f"^x.*: not valid YAML: {fault}"):
+        parse_yaml(text, origin="x")
+
+
+def test_large_numbers_are_read() -> None:
+    assert parse_yaml("[18446744073709551616, -0x7f]", origin="x") == [2**64, -127]
+
+
 def test_aliases_of_little_text_are_read() -> None:
     assert parse_yaml("a: &a [1, 2]\nb: *a\nc: *a\n", origin="x") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
     long = "x" * 2_000_000

@@ -87,6 +87,53 @@ def test_a_panic_of_the_library_names_the_file(tmp_path: Path) -> None:
         tokenizer.tokenize(Document("1", ("a" * 700 + "!",)))
 
 
+def bpe(**changes: Any) -> dict[str, Any]:
+    vocabulary = {"[UNK]": 0, "a": 1, "\u00e9b": 2, "\u00e9": 3, "a\u00e9": 4}
+    return {"type": "BPE", "unk_token": "[UNK]", "vocab": vocabulary, "merges": [], **changes}
+
+
+def template(pieces: int, ids: int) -> dict[str, Any]:
+    special = {"id": "[CLS]", "ids": [2] * ids, "tokens": ["[CLS]"] * ids}
+    single = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * pieces + [{"Sequence": {"id": "A", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"[CLS]": special}}
+
+
+EXCESS: dict[str, tuple[dict[str, Any], str]] = {
+    "a prefix of megabytes": ({"model": bpe(continuing_subword_prefix="#" * 5_000_000)}, "_prefix has 5,000,000 char"),
+    "a suffix of megabytes": ({"model": bpe(end_of_word_suffix="#" * 5_000_000)}, "end_of_word_suffix has 5,000,000"),
+    "words without end": ({"model": bpe(max_input_chars_per_word=10**9)}, "max_input_chars_per_word is 1,000,000,000"),
+    "merges inside a character": (
+        {"model": bpe(continuing_subword_prefix="\u00e9", merges=[["a", "b\u00e9"]])},
+        r"the merge \['a', 'b.'\] does not continue with",
+    ),
+    "merges shorter than the prefix": ({"model": bpe(continuing_subword_prefix="###", merges=["a b"])}, "merge 'a b'"),
+    "many pieces": ({"post_processor": template(100_000, 1)}, "a template adds 100,001 tokens"),
+    "many ids": ({"post_processor": template(1000, 1000)}, "a template adds 1,001,000 tokens"),
+    "a sequence": ({"post_processor": {"type": "Sequence", "processors": [template(600, 1)] * 2}}, "adds 1,202 tokens"),
+}
+
+
+@pytest.mark.parametrize("kind", EXCESS)
+def test_what_takes_too_much_or_ends_the_process_is_refused(kind: str, tmp_path: Path) -> None:
+    """tokenizers 0.23.3 aborts at a merge that cuts a character, and takes gigabytes for the others."""
+    parts, fault = EXCESS[kind]
+    with pytest.raises(ValueError, match=f"^t: .*{fault}"):
+        parse_tokenizer(tokenizer_json(tmp_path, **parts), origin="t")
+
+
+def test_ordinary_templates_and_merges_are_taken(tmp_path: Path) -> None:
+    merged = bpe(continuing_subword_prefix="\u00e9", merges=[["a", "\u00e9"]])
+    assert parse_tokenizer(tokenizer_json(tmp_path, model=merged), origin="t") is not None
+    assert parse_tokenizer(tokenizer_json(tmp_path, post_processor=template(3, 1)), origin="t") is not None
+
+
+def test_an_error_of_the_library_names_the_file(tmp_path: Path) -> None:
+    model = {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]], "byte_fallback": False}
+    tokenizer = parse_tokenizer(tokenizer_json(tmp_path, model=model, normalizer=None), origin="t")
+    with pytest.raises(ValueError, match=r"^t: the tokenizers library failed on a text"), name_panics("t"):
+        tokenizer.encode("b")
+
+
 def test_other_errors_pass() -> None:
     with pytest.raises(KeyboardInterrupt), name_panics("t"):
         raise KeyboardInterrupt
