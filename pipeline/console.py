@@ -26,8 +26,13 @@ def say_at_once(line: str) -> None:
 
 
 def fail(error: BaseException) -> int:
-    """Print `error`, which the user can fix, as one line on stderr. Return the exit status 2."""
-    print(f"error: {describe_error(error)}", file=sys.stderr)
+    """Print `error`, which the user can fix, as one line on stderr. Return the exit status 2.
+
+    Characters that cannot be shown, such as those that control a terminal, are printed as in a Python string: texts of
+    files may be in the message.
+    """
+    text = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in describe_error(error))
+    print(f"error: {text}", file=sys.stderr)
     return 2
 
 

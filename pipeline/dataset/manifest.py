@@ -18,7 +18,10 @@ from operator import mul
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TypeAlias
 
+from pydantic import ValidationError
+
 from pipeline import storage
+from pipeline.dataset.plausible import find_implausible
 from pipeline.dataset.schema import SCHEMA_VERSION
 from pipeline.json_text import parse_json
 from pipeline.settings import Settings
@@ -37,7 +40,11 @@ SplitName: TypeAlias = Literal["train", "validation"]
 
 
 class DataSetError(ValueError):
-    """A data set is absent, incomplete, changed, or of another version."""
+    """A data set is absent, incomplete, changed, or of another version. The message is one line, even if texts of the
+    data set are in it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", "\\n").replace("\r", "\\r"))
 
 
 class Shard(Settings):
@@ -213,17 +220,24 @@ def read_manifest(root: str | Path) -> Manifest:
         version = tree.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DataSetError(
-                f"{path}: schema version {version}, but this release reads {SCHEMA_VERSION}; build the set again"
+                f"{path}: schema version {version!r}, but this release reads {SCHEMA_VERSION}; build the set again"
             )
         manifest = Manifest.model_validate_json(json.dumps(tree))
     except DataSetError:
         raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataSetError(f"{path}: damaged manifest ({key}: {first['msg']}); build the set again") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataSetError(f"{path}: damaged manifest ({error}); build the set again") from error
     if manifest.hash != stated:
         raise DataSetError(f"{path}: content does not match its own hash {stated}; it was edited: build the set again")
     for name in [shard.path for shard in manifest.shards] + list(manifest.files):
         resolve_inside(root, name)
+    fault = find_implausible(manifest)
+    if fault:
+        raise DataSetError(f"{path}: {fault}; do not trust this data set, or build it again")
     return manifest
 
 
