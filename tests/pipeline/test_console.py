@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.console import fail
+from pipeline.console import fail, say_at_once
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,5 @@ from pipeline.console import fail
 def test_characters_that_cannot_be_shown_are_escaped(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(ValueError(text)) == 2
     assert capsys.readouterr().err == f"error: {shown}\n"
+    say_at_once(text)
+    assert capsys.readouterr().out == f"{shown}\n"

@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -183,8 +183,8 @@ def draft_of(folder: Location) -> str | None:
     Manifests on a store and in older checkpoints do not record the name. Raises CheckpointError if the manifest is
     missing or damaged.
     """
-    draft: str | None = _read_checked(folder).get("draft")
-    return draft
+    draft = _read_checked(folder).get("draft")
+    return draft if isinstance(draft, str) else None
 
 
 def _read_checked(folder: Location) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _read_checked(folder: Location) -> dict[str, Any]:
 
 
 def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
-    path = locate(folder, name) if _FILE_NAME.fullmatch(name) else None
+    path = locate(folder, name) if isinstance(name, str) and _FILE_NAME.fullmatch(name) else None
     if path is None or (isinstance(path, Path) and path.is_symlink()):
         raise CheckpointError(f"{manifest}: file name {name!r} points outside the checkpoint; refused")
     return path
@@ -237,10 +237,24 @@ def read_state(checkpoint: str | Path) -> CheckpointState:
     if STATE not in files:
         raise CheckpointError(f"{path}: {MANIFEST} does not list it")
     _verify_file(path, entry=files[STATE])
+    tree = read_json(path)
     try:
-        return CheckpointState(**read_json(path))
+        state = CheckpointState(**tree)
     except TypeError as error:
         raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
+    fault = _find_wrong_type(tree)
+    if fault:
+        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({fault})")
+    return state
+
+
+def _find_wrong_type(state: dict[str, Any]) -> str:
+    """Return the first entry of a state.json that has not the type that it needs, or "" if all have it."""
+    kinds = {each.name: str(each.type).partition("[")[0] for each in fields(CheckpointState)}
+    for name, value in state.items():
+        if type(value).__name__ != kinds[name] or (kinds[name] == "int" and not 0 <= value < 1 << 63):
+            return f"{name} is {str(value)[:80]!r}"
+    return ""
 
 
 def is_checkpoint(folder: Location) -> bool:
