@@ -61,11 +61,11 @@ def test_other_content_is_refused(state: Any, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_place_of_another_type_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(PlanError, match="^plan_state of the checkpoint: "):
+    with pytest.raises(PlanError, match=r"^plan_state of the checkpoint: "):
         PlanState.from_tree(PLAN | changes)
 
 
 @pytest.mark.parametrize("missing", PLAN)
 def test_a_place_with_an_entry_missing_is_refused(missing: str) -> None:
-    with pytest.raises(PlanError, match="^plan_state of the checkpoint: "):
+    with pytest.raises(PlanError, match=r"^plan_state of the checkpoint: "):
         PlanState.from_tree({key: value for key, value in PLAN.items() if key != missing})
