@@ -85,7 +85,9 @@ def hold(
             try:
                 if beat_once(folder, token=holder.token):
                     continue
-                say(f"{name}: another command took over the lease; this one stops")
+                gone = "the folder was deleted or moved"
+                why = gone if _is_gone(folder) else "another command took over the lease"
+                say(f"{name}: {why}; this one stops")
                 if stop is not None:
                     stop.signal_number = stop.signal_number or signal.SIGTERM
                 note_loss()
@@ -120,7 +122,7 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
         claims = _look(folder)
         if not any(claim.holder.token == token and claim.holds for claim in _reigning(claims)):
             others = [claim for claim in claims if claim.holder.token != token]
-            whose = f"is held by {others[-1].holder}" if others else "was given up"
+            whose = f"is held by {others[-1].holder}" if others else "was given up, or the folder was deleted or moved"
             raise LeaseError(
                 f"{name}: this command lost its lease while it was frozen or disconnected; it {whose}; wait "
                 "until no other command works there, then run this one again"
@@ -167,6 +169,11 @@ def take(
             return mine
         if living:
             silent |= _watch(folder, living, silent=silent, say=say, stop=stop, name=name, clock=clock, sleep=sleep)
+
+
+def _is_gone(folder: Location) -> bool:
+    """Whether a local folder, whose lease this process took, was deleted or moved since."""
+    return isinstance(folder, Path) and not (folder / LEASE_FOLDER).exists()
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:

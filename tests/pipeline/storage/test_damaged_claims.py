@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.storage import held, hold, lease, refuse_if_alive
+from pipeline.signals import StopRequest
+from pipeline.storage import LeaseError, held, hold, lease, refuse_if_alive
 
 
 def claim_tree(**changes: Any) -> dict[str, Any]:
@@ -61,3 +64,20 @@ def test_a_claim_of_another_machine_is_read(tmp_path: Path) -> None:
     (tmp_path / "lease" / f"00000001-{'f' * 32}.json").write_text(json.dumps(claim_tree()))
     (claim,) = lease._look(tmp_path)
     assert (claim.number, claim.holder.host, claim.holder.timeout_s) == (1, "elsewhere", 5)
+
+
+@pytest.mark.parametrize("part", [".", "lease"])
+def test_a_folder_that_was_deleted_under_its_command_is_said(part: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    stop, lost = StopRequest(), threading.Event()
+    folder = tmp_path / "out"
+    with hold(folder, timeout_s=1, say=said.append, stop=stop, note_loss=lost.set) as token:
+        shutil.rmtree(folder / part)
+        with (
+            pytest.raises(LeaseError, match=r"out: was deleted or moved while .* run this command again to begin anew"),
+            held(folder, token=token),
+        ):
+            pass
+        assert lost.wait(60)
+    assert said == [f"output={folder}: the folder was deleted or moved; this one stops"]
+    assert stop
