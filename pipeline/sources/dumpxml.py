@@ -166,14 +166,14 @@ class DumpReader:
                 ) from error
             raise ValueError(
                 f"{self._name}: not well-formed at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
-                f"column {error.offset}; page {self._page.title!r}): {expat.ErrorString(error.code)}; remove it "
+                f"column {error.offset}; page {self._page.title[:200]!r}): {expat.ErrorString(error.code)}; remove it "
                 f"and fetch it again"
             ) from error
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
         """Raise ValueError for an encoding that expat cannot read. Expat can read its built-in encodings (_OF_EXPAT),
         and those of Python's encodings that have one byte per character."""
-        with suppress(LookupError):
+        with suppress(LookupError, UnicodeError):
             if (
                 encoding is None
                 or encoding.upper() in _OF_EXPAT
@@ -181,13 +181,13 @@ class DumpReader:
             ):
                 return
         raise ValueError(
-            f"{self._name}: its XML declaration names the encoding {encoding}, which is not supported; convert the "
-            f"file to UTF-8 and correct the declaration"
+            f"{self._name}: its XML declaration names the encoding {str(encoding)[:80]}, which is not supported; convert "
+            f"the file to UTF-8 and correct the declaration"
         )
 
     def _doctype(self, name: str, *_: object) -> None:
         raise ValueError(
-            f"{self._name}: has a document type declaration (<!DOCTYPE {name}>), which no MediaWiki dump has and "
+            f"{self._name}: has a document type declaration (<!DOCTYPE {name[:80]}>), which no MediaWiki dump has and "
             f"which allows entities to expand without limit; remove it"
         )
 

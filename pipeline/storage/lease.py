@@ -51,6 +51,7 @@ CONTEST_S = 0.2
 CLAIM_BYTES = 1024
 """Size of every claim file. Because it is fixed, a reader during a rewrite gets the old or the new claim, never a
 truncated one."""
+_MOST_CLAIM_BYTES = 1 << 16  # a claim has 300
 _LOCK = ".lock"
 
 
@@ -308,6 +309,8 @@ def _look(folder: Location) -> list[Claim]:
     """Return all claims in a folder (files of commands that have the lease or want it), sorted by number."""
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
+        if file.size > _MOST_CLAIM_BYTES:
+            continue
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # was withdrawn just now, or is no claim
             claims.append(read_claim(locate(folder, LEASE_FOLDER, file.name)))
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))

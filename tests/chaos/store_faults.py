@@ -199,7 +199,7 @@ def wake_up_late(stage: Stage) -> Finding:
         return finding
 
 
-def freeze_the_driver(stage: Stage) -> Finding:
+def freeze_the_driver_on_a_store(stage: Stage) -> Finding:
     """The command freezes and its workers go on; another host takes over: the workers can commit nothing any more."""
     with stored_run(stage, name="store-driver-frozen") as stored:
         run, broken = stored.run, []
@@ -232,5 +232,5 @@ FAULTS = (
     lose_the_host,
     lose_the_host_under_ray,
     wake_up_late,
-    freeze_the_driver,
+    freeze_the_driver_on_a_store,
 )

@@ -128,3 +128,20 @@ def test_long_text_and_many_comments_are_read(tmp_path: Path) -> None:
     page = b"<page><title>P</title><ns>0</ns><revision><text>It rains. It snows.</text></revision></page>"
     path.write_bytes(b"<mediawiki>" + b"<!-- x -->" * 1000 + long + page + b"</mediawiki>")
     assert [document.name for document in read(path, "wikipedia")] == ["P"]
+
+
+@pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13", "zlib", "a" * 100_000], ids=lambda name: name[:9])
+def test_an_encoding_that_is_none_is_refused_in_one_short_line(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><mediawiki></mediawiki>')
+    with pytest.raises(ValueError, match=r"a\.xml: its XML declaration names the encoding .*, which is") as found:
+        read(path, "wikipedia")
+    assert len(str(found.value)) < 300 + len(str(path))
+
+
+def test_a_long_title_before_a_fault_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(f"<mediawiki><page><title>{'t' * 100_000}</title></pag>")
+    with pytest.raises(ValueError, match=r"a\.xml: not well-formed at byte") as found:
+        read(path, "wikipedia")
+    assert len(str(found.value)) < 500 + len(str(path))

@@ -25,6 +25,8 @@ def claim_tree(**changes: Any) -> dict[str, Any]:
 
 NO_CLAIMS: dict[str, str] = {
     "too deep": "[" * 100_000,
+    "too long": json.dumps(claim_tree()) + " " * 100_000,
+    "too deep and short": "[" * 60_000,
     "a list": "[]",
     "a number": "5",
     "a text as number": json.dumps(claim_tree(number="1")),
