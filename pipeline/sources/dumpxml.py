@@ -181,8 +181,8 @@ class DumpReader:
             ):
                 return
         raise ValueError(
-            f"{self._name}: its XML declaration names the encoding {str(encoding)[:80]}, which is not supported; convert "
-            f"the file to UTF-8 and correct the declaration"
+            f"{self._name}: its XML declaration names the encoding {str(encoding)[:80]}, which is not supported; "
+            f"convert the file to UTF-8 and correct the declaration"
         )
 
     def _doctype(self, name: str, *_: object) -> None:
