@@ -49,6 +49,10 @@ _IGNORED = ("bert.embeddings.position_ids",)
 _SHAPE = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the weights."""
 _SHOWN = 4
+_COUNTS = {"vocab_size": (1, 1 << 24), "max_position_embeddings": (5, 1 << 20)}
+"""The least and the greatest value of the numbers in config.json by which memory is allocated. Those not listed here must be those of
+a known size."""
+_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 class PretrainedError(ValueError):
@@ -168,7 +172,26 @@ def read_config(folder: Location) -> dict[str, Any]:
     if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
         found = settings.get("model_type") if isinstance(settings, dict) else None
         raise PretrainedError(f"{path}: model_type is {found!r}; only {' and '.join(MODEL_TYPES.values())} can be read")
+    wrong = _find_wrong_value(settings)
+    if wrong:
+        raise PretrainedError(
+            f"{path}: {wrong} is {str(settings[wrong])[:80]!r}, which no BERT has; export or save the model again"
+        )
     return settings
+
+
+def _find_wrong_value(settings: Mapping[str, Any]) -> str:
+    """Return the first key of a config.json whose value has another type than it needs or is out of range, or ""."""
+    for key, value in settings.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        least, most = _COUNTS.get(key, (0, 0))
+        if most and not (type(value) is int and least <= value <= most):
+            return key
+        if key in _SHARES and not (is_number and 0 <= value < 1):
+            return key
+        if key == "architectures" and not isinstance(value, list | None):
+            return key
+    return ""
 
 
 def read_longest(folder: Location) -> int:
