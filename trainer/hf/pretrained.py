@@ -49,9 +49,9 @@ _IGNORED = ("bert.embeddings.position_ids",)
 _SHAPE = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the weights."""
 _SHOWN = 4
-_COUNTS = {"vocab_size": (1, 1 << 24), "max_position_embeddings": (5, 1 << 20)}
-"""The least and the greatest value of the numbers in config.json by which memory is allocated. Those not listed here must be those of
-a known size."""
+_COUNTS = {"vocab_size": (1, 1 << 24), "max_position_embeddings": (8, 65_535)}
+"""The least and the greatest value of the numbers in config.json by which memory is allocated. The other numbers must be
+those of a known size."""
 _SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
