@@ -50,8 +50,8 @@ _SHAPE = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the weights."""
 _SHOWN = 4
 _COUNTS = {"vocab_size": (1, 1 << 24), "max_position_embeddings": (8, 65_535)}
-"""The least and the greatest value of the numbers in config.json by which memory is allocated. The other numbers must be
-those of a known size."""
+"""The least and the greatest value of the numbers in config.json by which memory is allocated. The other numbers must
+be those of a known size."""
 _SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
