@@ -205,10 +205,14 @@ def freeze_the_driver_on_a_store(stage: Stage) -> Finding:
         run, broken = stored.run, []
         first = stored.start()
         run.wait_for_step(12)
-        first.process.send_signal(signal.SIGSTOP)
+        worker = run.wait_for_worker(1)
+        for process in (worker, psutil.Process(first.process.pid)):
+            process.send_signal(signal.SIGSTOP)
         stored.seem_elsewhere()
         since = time.monotonic()
         second = stored.start(host="b")
+        run.wait_for("^output=s3://.*: taking over from .* is silent$", since=since)
+        worker.send_signal(signal.SIGCONT)  # not before, or they may be through
         status = second.wait()
         if status != 0:
             broken.append(f"the second ended with status {status}")
