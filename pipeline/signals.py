@@ -26,7 +26,7 @@ class TerminatedError(KeyboardInterrupt):
 
 class StopRequest:
     """A request to stop. As a bool, it is false until SIGINT or SIGTERM is received, and then true. A second signal
-    raises an exception."""
+    raises an exception: TerminatedError for SIGTERM, else KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None

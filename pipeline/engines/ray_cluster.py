@@ -109,8 +109,9 @@ def count_room(each: Mapping[str, float]) -> int:
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """Return a text for the user who waits for workers. `number` is the number of workers. The text says what the
-    workers request, what the cluster has, and how much of that is free."""
+    """Return a text for the user who waits until workers start. The text says what the workers request, what the
+    cluster has, and how much of this is free. `each` has the resources that one worker requests, and `number` says how
+    many workers were requested."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
@@ -215,7 +216,8 @@ class DaskScheduler:
 
 
 class DaskWorker:
-    """A Ray actor that runs a Dask worker of one thread. The worker starts again if the scheduler was lost."""
+    """A Ray actor that runs a Dask worker of one thread. If the scheduler is lost, the worker starts again and waits
+    for a new scheduler."""
 
     def __init__(self, address: str, security: Security) -> None:
         _serve(lambda: self._run(address, security=security))

@@ -17,7 +17,8 @@ _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Holder(Process):
-    """A process that has the lease, or wants it. `token` is random and identifies the process's claim."""
+    """A process that has the lease, or wants it. `token` is a random text. It is a part of the name of the process's
+    claim (the file with which it asks for the lease)."""
 
     token: str
     since: str

@@ -1,8 +1,9 @@
 """Reads row groups: decodes them, permutes their rows, takes a slice, and picks one mask set for each row.
 
-A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch, without Python objects per
-row: 30 M tokens/s per core. Page checksums are always verified, and the shard's footer hash at each opening. So a
-damaged, changed, swapped or missing row group raises an error that names the row group, and never gives wrong numbers.
+A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch. Because there are no Python
+objects per row, a core reads 30 M tokens/s. Page checksums, the shard's footer hash and the manifest's counts are
+always checked. So a damaged, changed, swapped or missing row group raises an error that names the row group, and never
+gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RowGroupSlice:
     footer_sha256: str
     """Hash of the shard's footer, from the manifest."""
     shard: int
-    """Index of the shard in its split."""
+    """Index of the shard among the train or the validation shards."""
     row_group: int
     """Index of the row group in the shard."""
     num_rows: int
@@ -74,7 +75,8 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield each slice in the list `slices` as one object, in the same order. `plan` made this list for `epoch`."""
+    """Yield a RowGroupSlice for each entry of `slices`, in order. `slices` is what `plan.slices` returned for
+    `epoch`."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -101,10 +103,10 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
     The columns are `input_ids`, `first_length`, `next_sentence_label`, `masked_positions`, `masked_inputs`, `source`,
-    `shard`, `row_group` and `row`. In `masked_positions` and `masked_inputs`, each row has one list: that of the mask
-    set (choice of masked tokens) to which `row_slice.mask_set` points. Raises RowGroupError, with shard, row group and
-    remedy, if the row group cannot be read, differs from the manifest, or has ids outside the vocabulary or positions
-    outside its rows.
+    `shard`, `row_group` and `row`. A data set holds K mask sets (choices of masked tokens) for each row. The columns
+    `masked_positions` and `masked_inputs` have only the mask set with the index `row_slice.mask_set`. Raises
+    RowGroupError, with shard, row group and remedy, if the row group cannot be read, differs from the manifest, or has
+    ids outside the vocabulary or positions outside its rows.
     """
     table = read_row_group(
         root,
