@@ -119,8 +119,8 @@ def open_parquet(path: StrPath) -> Iterator[Any]:
         return
     with (
         name_errors(path, of_content=True),
-        open_native(path) as native,
-        pq.ParquetFile(native, metadata=read_metadata(native), page_checksum_verification=True, pre_buffer=True) as file,
+        open_native(path) as raw,
+        pq.ParquetFile(raw, metadata=read_metadata(raw), page_checksum_verification=True, pre_buffer=True) as file,
     ):
         yield file
 
