@@ -47,7 +47,8 @@ def change_values(name: str, change: Callable[[list[Any]], object]) -> Change:
         values = table[name].to_pylist()
         change(values)
         index = table.column_names.index(name)
-        return table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+        field = pa.field(name, table.schema.field(index).type)  # in which values may be missing
+        return table.set_column(index, field, pa.array(values, field.type))
 
     return apply
 

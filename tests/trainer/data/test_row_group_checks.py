@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from changed_sets import change_values, restate, rewrite, swap
 from ingest_streams import make_plan
-from pipeline.dataset.manifest import Manifest, file_sha256, footer_sha256, write_manifest
+from pipeline.dataset.manifest import Manifest, footer_sha256
 from synthetic import write_data_set
 from trainer.data.row_groups import RowGroupError, make_slices, read_slice
 from trainer.data.stream import MicroBatchStream
@@ -27,23 +27,8 @@ def write_set(root: Path, *, seed: int = 0) -> Manifest:
 def change_column(root: Path, manifest: Manifest, name: str, change: Callable[[list[Any]], object]) -> Manifest:
     """Change the values of one column of the only training shard, and the manifest with it."""
     (shard,) = manifest.shards_of("train")
-    table = pq.read_table(root / shard.path)
-    values = table[name].to_pylist()
-    change(values)
-    column = pa.array(values, table.schema.field(name).type)
-    schema = table.schema.set(table.schema.get_field_index(name), pa.field(name, column.type))
-    columns = [column if each == name else table[each] for each in table.column_names]
-    pq.write_table(pa.table(columns, schema), root / shard.path, write_page_checksum=True)
-    found = {
-        "bytes": (root / shard.path).stat().st_size,
-        "sha256": file_sha256(root / shard.path),
-        "footer_sha256": footer_sha256(root / shard.path),
-    }
-    changed = manifest.model_copy(
-        update={"shards": tuple(s.model_copy(update=found) if s == shard else s for s in manifest.shards)}
-    )
-    write_manifest(root, changed, run={})
-    return changed
+    rewrite(root, shard, change=change_values(name, change))
+    return restate(root, manifest)
 
 
 def set_id(rows: list[Any], value: Any) -> None:
@@ -118,19 +103,6 @@ def test_a_shard_that_is_swapped_between_two_openings_is_refused(tmp_path: Path)
     swap(tmp_path / "a", manifest)
     with pytest.raises(RowGroupError, match=r"parquet, row group 0: footer hash \w+ differs from the manifest's \w+; "):
         read_slice(ref, root=tmp_path / "a")
-
-
-def swap(root: Path, manifest: Manifest) -> None:
-    """Swap the ids of the training shards for others; rows, tokens and masks stay as many."""
-    for shard in manifest.shards_of("train"):
-        groups = [pq.ParquetFile(root / shard.path).read_row_group(n) for n in range(len(shard.row_group_rows))]
-        with pq.ParquetWriter(root / shard.path, groups[0].schema, write_page_checksum=True) as writer:
-            for table in groups:
-                ids = table["input_ids"].combine_chunks()
-                moved = np.where(ids.values.to_numpy() > 200, 200, ids.values.to_numpy())
-                column = pa.ListArray.from_arrays(ids.offsets, pa.array(moved, ids.values.type))
-                index = table.column_names.index("input_ids")
-                writer.write_table(table.set_column(index, table.schema.field(index), column))
 
 
 def break_ids(root: Path, manifest: Manifest) -> None:
