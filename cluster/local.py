@@ -1,8 +1,9 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node run
-as a process `ray start --block`. Every other process of the cluster is a child of one of these processes. So the
-command to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
+The head has no CPUs for work. The head and each node run as a process `ray start --block`, and everything listens on
+127.0.0.1 only, so no other machine can reach it. Every other process of the cluster is a child of one of these
+processes. So the command to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on
+this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from pipeline.units import count_of
 
 STATE = "CLOZE_LOCAL_CLUSTER"
 """The environment variable that names a state file to use instead of build/local-cluster.json."""
-RAY = str(Path(sys.executable).with_name("ray"))
+RAY = [sys.executable, "-P", str(REPOSITORY / "cluster" / "local_ray.py")]
+"""The `ray` command that keeps a node on 127.0.0.1. With -P, Python does not look for modules beside the script."""
 NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
 """CPUs of a training worker. A node (NODE_CPUS) has room for one worker, and the rest of its CPUs reads data."""
@@ -106,12 +108,12 @@ def start(*, nodes: int) -> LocalCluster:
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
         ]
         start_node(cluster, "head", arguments, count=1)
-        for number in range(2, 2 + nodes):
+        for number in range(1, 1 + nodes):
             arguments = [
-                *(f"--address={cluster.address}", f"--node-ip-address=127.0.0.{number}", f"--num-cpus={NODE_CPUS}"),
+                *(f"--address={cluster.address}", "--node-ip-address=127.0.0.1", f"--num-cpus={NODE_CPUS}"),
                 f"--resources={json.dumps({PREPROCESSING: NODE_CPUS})}",
             ]
-            start_node(cluster, f"127.0.0.{number}", arguments, count=number)
+            start_node(cluster, f"node-{number}", arguments, count=number + 1)
     except BaseException:
         end(cluster)
         raise
@@ -151,13 +153,14 @@ def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> N
         **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": cluster.token,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # see local_ray.py
         "RAY_JOB_STOP_WAIT_TIME_S": "600",
         "RAY_metrics_report_interval_ms": "1000",  # often, because jobs here are short
         "RAY_USAGE_STATS_ENABLED": "0",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = [
-        *(RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
+        *(*RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:

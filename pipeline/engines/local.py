@@ -31,6 +31,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline.engines.beam_worker import python_path
 from pipeline.engines.cluster import DaskCluster
+from pipeline.engines.loopback import listening_here_only
 from pipeline.errors import Keeps
 from pipeline.runtime import FAILURE_NAME, leave_failure, names_runner, read_failure
 from pipeline.signals import raise_caught
@@ -109,7 +110,8 @@ def run_on_engine(
         redirect_stderr(null),
     ):
         if in_processes:  # Beam also prints tracebacks of what it raises, to stderr
-            _run_watching_workers(pipeline, results_folder=results_folder)
+            with listening_here_only():
+                _run_watching_workers(pipeline, results_folder=results_folder)
         else:
             pipeline.run().wait_until_finish()
 

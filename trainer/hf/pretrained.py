@@ -7,7 +7,6 @@ cannot be reproduced (a missing head, another activation or LayerNorm) is refuse
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate
 from trainer.config import MODEL_SHAPES, ModelConfig
 from trainer.hf.vocabulary_check import check_same_vocabulary
@@ -49,6 +49,10 @@ _IGNORED = ("bert.embeddings.position_ids",)
 _SHAPE = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the weights."""
 _SHOWN = 4
+_COUNTS = {"vocab_size": (1, 1 << 24), "max_position_embeddings": (8, 65_535)}
+"""The least and the greatest value of the numbers in config.json by which memory is allocated. The other numbers must
+be those of a known size."""
+_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 class PretrainedError(ValueError):
@@ -162,13 +166,32 @@ def read_config(folder: Location) -> dict[str, Any]:
             f"{folder}: has no {CONFIG_FILE}; give the folder of an export, or of a BERT saved by transformers"
         )
     try:
-        settings = json.loads(storage.read_bytes(path))
+        settings = parse_json(storage.read_bytes(path))
     except ValueError as error:
         raise PretrainedError(f"{path}: is not valid JSON ({error}); export or save the model again") from error
     if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
         found = settings.get("model_type") if isinstance(settings, dict) else None
         raise PretrainedError(f"{path}: model_type is {found!r}; only {' and '.join(MODEL_TYPES.values())} can be read")
+    wrong = _find_wrong_value(settings)
+    if wrong:
+        raise PretrainedError(
+            f"{path}: {wrong} is {str(settings[wrong])[:80]!r}, which no BERT has; export or save the model again"
+        )
     return settings
+
+
+def _find_wrong_value(settings: Mapping[str, Any]) -> str:
+    """Return the first key of a config.json whose value has another type than it needs or is out of range, or ""."""
+    for key, value in settings.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        least, most = _COUNTS.get(key, (0, 0))
+        if most and not (type(value) is int and least <= value <= most):
+            return key
+        if key in _SHARES and not (is_number and 0 <= value < 1):
+            return key
+        if key == "architectures" and not isinstance(value, list | None):
+            return key
+    return ""
 
 
 def read_longest(folder: Location) -> int:
@@ -179,7 +202,7 @@ def read_longest(folder: Location) -> int:
     if storage.find_file(path) is None:
         return positions
     try:
-        found = json.loads(storage.read_bytes(path)).get("model_max_length")
+        found = parse_json(storage.read_bytes(path)).get("model_max_length")
     except (ValueError, AttributeError) as error:
         raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
     # transformers writes 1e30 if it knows no limit
@@ -252,8 +275,13 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
     """
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
-        listed = json.loads(storage.read_bytes(index))["weight_map"].values()
-        names = [Path(name).name for name in sorted(set(listed))]
+        try:
+            listed = parse_json(storage.read_bytes(index))["weight_map"].values()
+            names = [Path(name).name for name in sorted(set(listed))]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PretrainedError(
+                f"{index}: does not list the files of weights ({error}); save the model again"
+            ) from error
     tensors: dict[str, Tensor] = {}
     for name in names:
         file = locate(folder, name)
