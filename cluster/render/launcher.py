@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from cluster import PREPROCESSING
-from cluster.render.values import HOME, SHARED, AwsValues, ClusterValues, Fsx, GcpValues, Group, HostsValues
+from cluster.render.launcher_values import AwsValues, CloudValues, Fsx, GcpValues, HostsValues
+from cluster.render.values import HOME, SHARED, ClusterValues, Group
 
 Tree = dict[str, Any]
 
@@ -21,6 +22,17 @@ RAY_MEMORY = 0.7
 """Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
 """Seconds after `ray job stop` until Ray kills a job, which is enough for a checkpoint."""
+USER_ID = 1000
+"""Id of the user in the images. The user of the host must have it too, or the container cannot read the files that Ray
+copies to the host (ray 2.60, autoscaler/_private/command_runner.py, DockerCommandRunner.run_init)."""
+CHECK_USER = (
+    f'test "$(id -u)" = {USER_ID} || {{ echo "error: user $(id -un) has the id $(id -u), the user in the image has '
+    f'{USER_ID}: take an image or a user with this id" >&2; exit 1; }}'
+)
+INFINIBAND = "$([ -d /dev/infiniband ] && echo --device=/dev/infiniband)"
+"""Option of `docker run` that passes InfiniBand devices in, on hosts that have some. Ray puts the options unquoted into
+a command of the host's shell, which evaluates the substitution (ray 2.60, autoscaler/_private/docker.py,
+docker_start_cmds)."""
 UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
@@ -124,9 +136,8 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         "use_external_head_ip": True,
     }
     registry = values.registry
-    login = (
-        f"aws ecr get-login-password --region {values.region} | docker login --username AWS --password-stdin {registry}"
-    )
+    region = registry.split(".")[3]  # a registry may lie in another region than the cluster
+    login = f"aws ecr get-login-password --region {region} | docker login --username AWS --password-stdin {registry}"
     return render_cloud(
         values,
         provider=provider,
@@ -158,7 +169,7 @@ def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
 
 
 def render_cloud(
-    values: AwsValues | GcpValues,
+    values: CloudValues,
     *,
     provider: Tree,
     mounts: list[str],
@@ -180,7 +191,7 @@ def render_cloud(
         "provider": provider,
         "auth": {"ssh_user": "ubuntu"},
         "docker": docker(values.images.training, shared=SHARED if mounts else None),
-        "initialization_commands": [*mounts, login],
+        "initialization_commands": [CHECK_USER, *mounts, login],
         "head_node_type": "head",
         "available_node_types": {
             "head": {
@@ -206,6 +217,12 @@ def render_cloud(
             },
         },
     }
+    if spot and getattr(values, "on_demand_fallback", False):
+        # Ray prefers the type of higher priority, unless a request for it failed within the last minutes (ray 2.60,
+        # autoscaler/v2/scheduler.py, _sched_best_node; RAY_AUTOSCALER_AVAILABILITY_RECOVERY_S).
+        types = tree["available_node_types"]
+        types["gpu"]["priority"] = 1
+        types["gpu-on-demand"] = {**types["gpu"], "min_workers": 0, "priority": 0, "node_config": node(values.gpu)}
     if spot:
         tree["worker_start_ray_commands"].append(NOTICE)
     return tree
@@ -226,6 +243,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
     if cards:
+        # Only the first card has an address. Source: AWS, "EFA configuration for P5 and P5e instances", use case 1.
         node["NetworkInterfaces"] = [
             {
                 "NetworkCardIndex": card,
@@ -240,6 +258,8 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     else:
         node["SubnetIds"] = [subnet]
         node["SecurityGroupIds"] = [values.security_group]
+    if group.gpus and values.placement_group is not None:
+        node["Placement"] = {"GroupName": values.placement_group}
     if spot:
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         node["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
@@ -321,8 +341,8 @@ def render_hosts(values: HostsValues) -> Tree:
         "provider": {"type": "local", "head_ip": values.head_host, "worker_ips": workers},
         "auth": {"ssh_user": values.ssh_user, "ssh_private_key": values.ssh_private_key},
         "docker": docker(values.image, shared=values.shared_folder),
-        "initialization_commands": [],
+        "initialization_commands": [CHECK_USER],
     }
     variables = {"NCCL_SOCKET_IFNAME": values.network_interface, "NCCL_DEBUG": "WARN"}
-    tree["docker"]["worker_run_options"] = [*LOCKED_MEMORY, *environment_options(variables)]
+    tree["docker"]["worker_run_options"] = [*LOCKED_MEMORY, INFINIBAND, *environment_options(variables)]
     return tree

@@ -84,7 +84,8 @@ def test_containers_demand_the_token_and_have_no_privileges(tree: Tree) -> None:
 
 @cloud_files
 def test_jobs_start_the_right_nodes_and_all_nodes_stop(tree: Tree) -> None:
-    types = tree["available_node_types"]
+    types = dict(tree["available_node_types"])
+    fallback = types.pop("gpu-on-demand", None)
     for unit in ("CPU", "GPU"):
         may_be = sum(each["max_workers"] * each["resources"].get(unit, 0) for each in types.values())
         assert types["head"]["resources"][f"{GROWS_TO}{unit}"] == may_be > 0
@@ -96,6 +97,11 @@ def test_jobs_start_the_right_nodes_and_all_nodes_stop(tree: Tree) -> None:
         assert name == "head" or {"CPU", "memory"} <= set(each["resources"])
     assert [name for name in types if PREPROCESSING in types[name]["resources"]] == ["cpu"]
     assert tree["max_workers"] == sum(each["max_workers"] for each in types.values())
+    if fallback is not None:
+        assert fallback["resources"] == types["gpu"]["resources"]
+        assert fallback["priority"] < types["gpu"]["priority"]
+        assert fallback["node_config"].get("InstanceMarketOptions", {}).get("MarketType") != "spot"
+        assert types["gpu"]["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
 
 
 @pytest.mark.parametrize("tree", render_trees("aws"))
@@ -159,9 +165,10 @@ def as_json_schema(schema: Mapping[str, Any]) -> Tree:
     return kept
 
 
-@pytest.mark.parametrize("kind", ["slurm", "skypilot"])
-def test_scripts_parse_and_their_ray_demands_a_token(kind: str) -> None:
-    (text,) = render(kind, read_values(kind)).values()
+@pytest.mark.parametrize("name", ["slurm/train.sbatch", "slurm/preprocess.sbatch", "skypilot/train.yaml"])
+def test_scripts_parse_and_their_ray_demands_a_token(name: str) -> None:
+    kind = name.partition("/")[0]
+    text = render(kind, read_values(kind))[name]
     if kind == "slurm":
         assert "export RAY_AUTH_MODE=token" in text
     else:
