@@ -11,6 +11,7 @@ RUN ?= runs/sample
 OUT ?= $(RUN)/export
 KIND ?= train
 JOB ?=
+SET ?=
 REGISTRY ?=
 VERSION ?= 0.1.0
 DATA ?=
@@ -18,7 +19,8 @@ LDDL_PYTHON ?=
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
 TAKES_ARGS := $(TAKES_CONFIG) export test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
-TAKES_JOB := submit status stop
+TAKES_JOB := submit status logs stop
+TAKES_SET := cluster check-cluster
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
 TAKES_KIND := submit
 TAKES_RUN := export
@@ -44,7 +46,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
-	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status stop local-cluster \
+	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status logs stop local-cluster \
 	local-cluster-stop of-the-sample
 
 help:  ## Show this list
@@ -120,11 +122,11 @@ bench-trainer:  ## On a GPU host: measure speed and loss of transformers, our en
 bench-learning:  ## On a GPU host: compare learning with transformers on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
 	python -m bench.learning $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
-cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
-	$(BIN)/python -m cluster.render $(ARGS)
+cluster: setup  ## Write the files of clusters from the values that you fill in: clusters/SET.yaml (without SET: all; cluster/README.md)
+	$(BIN)/python -m cluster.render $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
-check-cluster: setup  ## Check cluster/values/*.yaml and the files made from them: valid, up to date, without secrets
-	$(BIN)/python -m cluster.check $(ARGS)
+check-cluster: setup  ## Check values and the files made from them, and show greatest prices (SET=..., ARGS=--ready before you start it)
+	$(BIN)/python -m cluster.check $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
 images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
 	docker build -f cluster/images/preprocessing.Dockerfile -t $(call quote,$(REGISTRY)cloze-preprocessing:$(VERSION)) .
@@ -138,6 +140,9 @@ submit: setup  ## Run a job on a Ray cluster (CONFIG=my.yaml, KIND=train or prep
 
 status: setup  ## Show the state of the submitted job JOB (without JOB: all jobs)
 	$(BIN)/python -m cluster.submit $(if $(JOB),status $(call quote,$(JOB)),list)
+
+logs: setup  ## Show the log of the submitted job JOB, and follow it until the job ends
+	$(BIN)/python -m cluster.submit logs $(if $(JOB),$(call quote,$(JOB)))
 
 stop: setup  ## Stop the submitted job JOB; it writes a checkpoint first
 	$(BIN)/python -m cluster.submit stop $(if $(JOB),$(call quote,$(JOB)))

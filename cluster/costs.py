@@ -38,9 +38,10 @@ def describe_costs(values: ClusterValues) -> Iterator[str]:
     """Yield lines that say what the cluster costs at most per hour, and without work. Values of kinds without prices
     (own hosts, Slurm, Kubernetes) yield nothing."""
     if isinstance(values, CloudValues):
-        for label, spot in (("on demand", False), ("spot", True)):
-            prices = greatest_prices(values, spot=spot)
-            yield f"{label}: at most {describe_prices(prices)}, without work ${prices[0].price:,.2f}"
+        prices = greatest_prices(values, spot=False)
+        yield f"at most {describe_prices(prices)}, without work ${prices[0].price:,.2f}"
+        if values.gpu.spot_price_per_hour is not None:
+            yield f"if all GPU nodes are spot nodes: at most {describe_prices(greatest_prices(values, spot=True))}"
     elif isinstance(values, SkyValues):
         node = values.max_price_per_hour / values.gpu.max_nodes
         yield f"at most ${values.max_price_per_hour:,.2f} an hour ({values.gpu.max_nodes} nodes of up to ${node:,.2f})"

@@ -40,7 +40,7 @@ IN_LABELS = ("kueue_queue", "volcano_queue")
 """Keys whose names also become the values of labels."""
 SELECTORS = ("gpu_node_selector", "cpu_node_selector")
 """Keys of maps from label keys to label values."""
-KEYS = ("gpu_taint", "gpu_resource")
+KEYS = ("gpu_taint",)
 """Keys of names that are written like the keys of labels."""
 
 

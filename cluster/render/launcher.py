@@ -18,6 +18,8 @@ from cluster.render.values import HOME, SHARED, ClusterValues, Group
 Tree = dict[str, Any]
 
 CONTAINER = "cloze"
+REPOSITORY = "/opt/cloze"
+"""Folder of the repository in the images."""
 RAY_MEMORY = 0.7
 """Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
@@ -135,10 +137,13 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         "use_internal_ips": True,  # without this, Ray refuses private subnets
         "use_external_head_ip": True,
     }
+    fallback = spot and values.on_demand_fallback
+    if fallback:
+        provider |= {"type": "external", "module": "cluster.spot_fallback.SpotOrOnDemand"}
     registry = values.registry
     region = registry.split(".")[3]  # a registry may lie in another region than the cluster
     login = f"aws ecr get-login-password --region {region} | docker login --username AWS --password-stdin {registry}"
-    return render_cloud(
+    tree = render_cloud(
         values,
         provider=provider,
         mounts=mount_fsx(values.fsx) if values.fsx is not None else [],
@@ -147,6 +152,9 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         gpu_options=["--device=/dev/infiniband", *environment_options(EFA)] if values.efa_interfaces else [],
         spot=spot,
     )
+    if fallback:  # Ray's autoscaler on the head loads the provider's module
+        tree["head_start_ray_commands"][-1] = f"export PYTHONPATH={REPOSITORY}; {tree['head_start_ray_commands'][-1]}"
+    return tree
 
 
 def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
@@ -217,12 +225,6 @@ def render_cloud(
             },
         },
     }
-    if spot and getattr(values, "on_demand_fallback", False):
-        # Ray prefers the type of higher priority, unless a request for it failed within the last minutes (ray 2.60,
-        # autoscaler/v2/scheduler.py, _sched_best_node; RAY_AUTOSCALER_AVAILABILITY_RECOVERY_S).
-        types = tree["available_node_types"]
-        types["gpu"]["priority"] = 1
-        types["gpu-on-demand"] = {**types["gpu"], "min_workers": 0, "priority": 0, "node_config": node(values.gpu)}
     if spot:
         tree["worker_start_ray_commands"].append(NOTICE)
     return tree

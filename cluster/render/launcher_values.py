@@ -59,14 +59,12 @@ class CloudValues(ScalingValues):
         spot, full = self.gpu.spot_price_per_hour, self.gpu.price_per_hour
         if spot is not None and full is not None and spot > full:
             yield f"gpu.spot_price_per_hour={spot:g} exceeds gpu.price_per_hour={full:g}; give both in dollars per hour"
-        for each in (False, True):
-            prices = greatest_prices(self, spot=each)
-            if sum(price.count * price.price for price in prices) > self.max_price_per_hour:
-                yield (
-                    f"max_price_per_hour={self.max_price_per_hour:g}: all nodes together cost up to "
-                    f"{describe_prices(prices)}; lower max_nodes, or raise it"
-                )
-                return
+        prices = greatest_prices(self, spot=False)
+        if sum(price.nodes * price.price for price in prices) > self.max_price_per_hour:
+            yield (
+                f"max_price_per_hour={self.max_price_per_hour:g}: all nodes together cost up to "
+                f"{describe_prices(prices)}; lower max_nodes, or raise it"
+            )
 
     def _find_foreign_images(self, *, registry: str, pattern: str) -> Iterator[str]:
         """Yield a message for each image on a private registry (a host that matches `pattern`) that is not `registry`,
@@ -80,33 +78,26 @@ class CloudValues(ScalingValues):
 class NodePrice(NamedTuple):
     """Nodes of one kind and what they cost."""
 
-    count: int
+    nodes: int
     name: str
     price: float
     """Price of one node in dollars per hour."""
 
 
 def greatest_prices(values: CloudValues, *, spot: bool) -> list[NodePrice]:
-    """Return the most expensive nodes that the cluster may have at a time. If `spot`, nodes with GPUs are spot
-    machines, and on-demand machines too if the values have a fall-back; then all nodes together are still not more than
-    the cluster's greatest number, so the cheapest are left out."""
-    head, cpu, gpu = (group.price_per_hour or 0.0 for group in (values.head, values.cpu, values.gpu))
-    kinds = [NodePrice(values.cpu.max_nodes, "cpu", cpu), NodePrice(values.gpu.max_nodes, "gpu", gpu)]
-    if spot:
-        kinds.append(NodePrice(values.gpu.max_nodes, "spot gpu", values.gpu.spot_price_per_hour or gpu))
-        if not getattr(values, "on_demand_fallback", False):
-            del kinds[1]
-    chosen, left = [NodePrice(1, "head", head)], values.cpu.max_nodes + values.gpu.max_nodes
-    for kind in sorted(kinds, key=lambda kind: -kind.price):
-        chosen.append(kind._replace(count=min(kind.count, left)))
-        left -= chosen[-1].count
-    return [kind for kind in chosen if kind.count]
+    """Return all nodes that the cluster may have at a time. If `spot`, nodes with GPUs are spot machines."""
+    price = (values.gpu.spot_price_per_hour if spot else None) or values.gpu.price_per_hour or 0.0
+    return [
+        NodePrice(1, "head", values.head.price_per_hour or 0.0),
+        NodePrice(values.gpu.max_nodes, "gpu", price),
+        NodePrice(values.cpu.max_nodes, "cpu", values.cpu.price_per_hour or 0.0),
+    ]
 
 
 def describe_prices(prices: list[NodePrice]) -> str:
     """Return prices as text, such as `$246.40 an hour (1 head x $0.4 + 4 gpu x $55.04 + 8 cpu x $3.23)`."""
-    parts = " + ".join(f"{count} {name} x ${price:g}" for count, name, price in prices)
-    return f"${sum(count * price for count, _, price in prices):,.2f} an hour ({parts})"
+    parts = " + ".join(f"{nodes} {name} x ${price:g}" for nodes, name, price in prices)
+    return f"${sum(nodes * price for nodes, _, price in prices):,.2f} an hour ({parts})"
 
 
 class Fsx(Settings):
@@ -150,7 +141,7 @@ class AwsValues(CloudValues):
     """Cluster placement group of the GPU nodes, which puts them near each other. It must exist. If null, EC2 places
     nodes anywhere in the zone."""
     on_demand_fallback: bool = True
-    """Whether spot.yaml takes on-demand GPU nodes while EC2 has no spot nodes."""
+    """Whether spot.yaml takes on-demand GPU nodes while EC2 has no spot nodes. They stay until they are idle."""
     capacity_reservation: texts.Reservation | None = None
     """Capacity reservation for on-demand GPU nodes; if null, nodes come from free capacity."""
     capacity_block: bool = False

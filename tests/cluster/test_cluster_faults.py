@@ -299,7 +299,7 @@ RIGHT = [
         "service_account=a.b-c",
         "cpu_node_selector={a.b/c: ''}",
     ),
-    ("kubernetes", "gpu_node_selector={cloud.google.com/gke-accelerator: nvidia-h100-80gb}", "gpu_taint=a.b/c_d"),
+    ("kubernetes", "gpu_node_selector={cloud.google.com/gke-accelerator: nvidia-h100-80gb}", "kueue_queue=team-a"),
 ]
 
 

@@ -19,7 +19,7 @@ STAND_INS = {
     # Runs what follows the options, as one task.
     "srun": 'while [[ "$1" == -* ]]; do shift; done\nexec "$@"\n',
     "scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\n"; else echo "$@" >> "$RECORD/scontrol"; fi\n',
-    "hostname": 'if [ "$1" = --ip-address ]; then echo 127.0.1.1; else echo "127.0.0.1 10.1.2.3 fd00::1 10.9.9.9"; fi\n',
+    "hostname": 'if [ "$1" = --ip-address ]; then echo 127.0.1.1; else echo "127.0.0.1 10.1.2.3 fd00::1"; fi\n',
     "ray": 'echo "$RAY_TMPDIR $*" > "$RECORD/ray"\n[ -z "${NO_RAY:-}" ] || exit 0\nsleep "${RAY_STARTS_S:-0}"\n'
     'while [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n',
     # The job: it writes its checkpoint at SIGTERM, and by itself after a while.
@@ -49,7 +49,12 @@ def started(folder: Path) -> Iterator[Any]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(script: str = "train.sbatch", **variables: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "RECORD": str(folder), "SLURM_JOB_ID": "4000123", "SLURM_JOB_NODELIST": "node[1-2]"}
+        environment = {
+            **os.environ,
+            "RECORD": str(folder),
+            "SLURM_JOB_ID": "4000123",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+        }
         environment |= {"SLURM_JOB_NUM_NODES": "4", "SLURM_CPUS_PER_TASK": "96", **variables}
         # Slurm's commands are elsewhere on a node; the script itself puts .venv/bin first.
         process = subprocess.Popen(
@@ -85,7 +90,9 @@ def requeued(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("script", ["train.sbatch", "preprocess.sbatch"])
-def test_near_the_time_limit_the_job_stops_and_goes_back_into_the_queue(folder: Path, started: Any, script: str) -> None:
+def test_near_the_time_limit_the_job_stops_and_goes_back_into_the_queue(
+    folder: Path, started: Any, script: str
+) -> None:
     process = started(script)
     wait_for(folder / "job")
     process.send_signal(signal.SIGUSR1)
@@ -138,7 +145,8 @@ def test_a_job_that_ends_by_itself_at_the_time_limit_is_not_run_again(folder: Pa
 def test_the_second_signal_of_the_time_limit_and_a_failed_trap_change_nothing(folder: Path, started: Any) -> None:
     """The command has gone when the signal comes: `kill` in the trap fails, and the script still ends in order."""
     (folder / ".venv" / "bin" / "python").write_text(
-        '#!/usr/bin/env bash\nif [ "$1" = -c ]; then echo token; exit 0; fi\necho 99999999 > "$RECORD/.slurm-driver-4000123.pid"\n'
+        '#!/usr/bin/env bash\nif [ "$1" = -c ]; then echo token; exit 0; fi\n'
+        'echo 99999999 > "$RECORD/.slurm-driver-4000123.pid"\n'
         'echo > "$RECORD/job"\nsleep 2\nexit 0\n',
         encoding="ascii",
     )
