@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from cluster.render import texts
 from cluster.render.commands import check_command
-from cluster.render.texts import is_unfilled
-from cluster.render.values import ClusterValues, Commands, Group, Positive, Price
+from cluster.render.texts import AWS_REGION, GCP_REGION, is_unfilled
+from cluster.render.values import ClusterValues, Commands, Group, Price
 
 SKY_CLOUDS = (
     *("aws", "azure", "cudo", "fluidstack", "gcp", "hyperbolic", "kubernetes", "lambda", "nebius", "paperspace"),
@@ -29,11 +31,11 @@ class SlurmValues(ClusterValues):
     """Partition of the GPU nodes."""
     cpu_partition: texts.Word
     """Partition of the nodes that preprocess."""
-    hours: Positive
+    hours: Annotated[int, Field(ge=1, le=8_760)]
     """Time limit of a job in hours. Before the end, the job writes a checkpoint and goes back into the queue."""
     repository: texts.Folder
     """Checkout of this repository on storage that all nodes mount, with `make setup` done there."""
-    network_interface: texts.Word
+    network_interface: texts.Interface
     """Network card that NCCL uses between the nodes. ^lo,docker0 lets NCCL choose."""
     commands: Commands
     """Commands of the jobs, run from the repository; one line each. Names of environment variables such as
@@ -82,6 +84,11 @@ class SkyValues(ClusterValues):
         near = difflib.get_close_matches(cloud, SKY_CLOUDS, n=1)
         if near and near[0] != cloud and not is_unfilled(cloud):
             yield f"infra={self.infra}: SkyPilot knows no cloud {cloud}; did you mean {near[0]}?"
+        region = self.infra.partition("/")[2].partition("/")[0]
+        known = {"aws": AWS_REGION, "gcp": GCP_REGION}.get(cloud)
+        if region not in ("", "*") and known is not None and not re.fullmatch(known, region):
+            example = "us-east-1" if cloud == "aws" else "us-east1"
+            yield f"infra={self.infra}: {cloud} has no region {region}; give one such as {cloud}/{example}"
         count = self.accelerators.partition(":")[2]
         if count.isdecimal() and int(count) != self.gpu.gpus:
             yield f"accelerators={self.accelerators}, but gpu.gpus={self.gpu.gpus}; make them equal"

@@ -21,9 +21,9 @@ SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
 CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 KNOWN_FLAGS = {"train": ("--fresh",), "preprocess": tuple(flag for flag in FLAGS if flag == "--traceback")}
 """Maps each kind of job to the flags that make sense in it. A dry run does not: it does no work on the cluster."""
-ONLY = {"train": {"launcher": "ray"}, "preprocess": {"engine": "ray"}}
+ONLY = {"train": {"launcher": "ray", "device": "cuda"}, "preprocess": {"engine": "ray"}}
 """Maps each kind of job to settings that have only one useful value on a cluster. With others, the job would run on one
-node and leave the rest idle."""
+node or without GPUs, and leave the rest idle."""
 SHELL = re.compile(r"[;&|<>()`\n\r]|\$\(|\$(?![A-Za-z_{])|(^|\s)#")
 """Matches what a shell would act on. Names of environment variables ($NAME) may stay."""
 _ORIGIN = "values"
@@ -62,6 +62,8 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
     except ConfigError as error:
         yield str(error)
         return
+    if sum(word.partition("=")[0] == "--config" for word in words) > 1:
+        yield f"{key}={command}: --config is given more than once; give it once"
     if not arguments.file:
         yield f"{key}={command}: add --config FILE; without it the job uses the sample"
     if arguments.rest and work == "train":
@@ -70,8 +72,8 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
     settings = dict(word.split("=", 1) for word in arguments.overrides)
     yield from _find_room_faults(settings, key=key, work=work, group=group, whole=whole)
     for name, value in ONLY[work].items():
-        if settings.get(name, value if work == "train" else "") != value:
-            yield f"{key}: {name}={settings.get(name, '')}: set {name}={value}, or nodes stay idle"
+        if settings.get(name, value if work == "train" else "") not in (value, "auto"):
+            yield f"{key}: {name}={settings.get(name, '')}: set {name}={value}, or what the job holds stays idle"
     if work == "preprocess" and settings.get("ray.resource") != PREPROCESSING:
         yield f"{key}={command}: add ray.resource={PREPROCESSING}, or GPU nodes may start for it"
 
@@ -112,6 +114,8 @@ def _find_setting_faults(overrides: Sequence[str], *, key: str, work: str) -> It
             and not is_absolute(value)
         ):
             yield f"{key}: {name}={value}: give an absolute path that all nodes see, or an address of an object store"
+        elif re.fullmatch(r"\w+://(/.*)?", value):
+            yield f"{key}: {name}={value}: the name of the bucket is missing; give it"
 
 
 def _find_fault(cls: type[Settings], word: str) -> str | None:

@@ -155,6 +155,8 @@ class AwsValues(CloudValues):
             found = re.search(rf"\.({AWS_REGION})\.", self.fsx.dns_name)
             if found and found[1] != region:
                 yield f"fsx.dns_name={self.fsx.dns_name} is not in region={region}; make them match"
+        if self.head_subnet == self.worker_subnet and not is_unfilled(self.head_subnet):
+            yield f"worker_subnet={self.worker_subnet} is head_subnet too: one is public, one private; give two subnets"
         if self.capacity_block and self.capacity_reservation is None:
             yield "capacity_block=true: capacity_reservation is missing; give the block's ID (cr-...)"
         yield from find_too_many_cards(self.efa_interfaces, key="efa_interfaces=", machine=self.gpu.machine)
@@ -203,6 +205,10 @@ class GcpValues(CloudValues):
             if list(networks.values()).count(network) > 1:
                 yield f"{key}={network} is given twice; each card needs a subnetwork of its own network"
         yield from find_too_many_cards(len(self.data_networks), key="data_networks: entries ", machine=self.gpu.machine)
+        for name in ("preprocessing", "training"):
+            image = getattr(self.images, name)
+            if re.match(r"[\w.-]+-docker\.pkg\.dev/", image) and image.count("/") < 3:
+                yield f"images.{name}={image}: give HOST/PROJECT/REPOSITORY/IMAGE:VERSION"
         yield from self._find_foreign_images(registry=self.registry, pattern=r".*-docker\.pkg\.dev|(.*\.)?gcr\.io")
 
 
@@ -221,7 +227,7 @@ class HostsValues(ScalingValues):
     """Addresses of hosts that train."""
     shared_folder: texts.Folder
     """Folder that all hosts mount; containers see it as /shared."""
-    network_interface: texts.Word
+    network_interface: texts.Interface
     """Network card that NCCL uses between the GPU hosts. ^lo,docker0 lets NCCL choose."""
     image: Image
     """Training image. Hosts that preprocess use it too."""

@@ -45,6 +45,9 @@ GPU_MACHINES = {
     "a2-ultragpu-2g": Machine(24, 340, 2, 0),
     "a2-ultragpu-4g": Machine(48, 680, 4, 0),
     "a2-ultragpu-8g": Machine(96, 1360, 8, 0),
+    "a3-highgpu-1g": Machine(26, 234, 1),
+    "a3-highgpu-2g": Machine(52, 468, 2),
+    "a3-highgpu-4g": Machine(104, 936, 4),
     "a3-highgpu-8g": Machine(208, 1872, 8, 4),
     "a3-edgegpu-8g": Machine(208, 1872, 8, 4),
     "a3-megagpu-8g": Machine(208, 1872, 8, 8),
@@ -78,6 +81,11 @@ def find_excess(group: Group, *, key: str) -> Iterator[str]:
     (such as gpu) in the messages."""
     machine = find_machine(group.machine)
     if machine is None:
+        named = re.fullmatch(
+            r"[a-z0-9]+-[a-z]+gpu-(\d+)g", group.machine
+        )  # a type of Google Cloud newer than the table
+        if named and group.gpus != int(named[1]):
+            yield f"{key}.gpus={group.gpus}: a {group.machine} has {named[1]}, and all cost money; give that number"
         return
     for name, most in (("cpus", machine.cpus), ("memory_gib", machine.memory_gib)):
         given = getattr(group, name)

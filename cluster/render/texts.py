@@ -7,6 +7,7 @@ A text with `fill-in` passes, because the shipped files have it where the user m
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -71,10 +72,15 @@ Name = Annotated[
     ),
 ]
 """The name of a cluster. The names of its jobs begin with this name, and KubeRay allows them 47 characters."""
-Word = Annotated[str, matches(rf"{PLAIN}+", "give one word without spaces, quotes or other characters of a shell")]
+Word = Annotated[str, matches(rf"(?!-){PLAIN}+", "give one word without spaces, quotes or other characters of a shell")]
 """A text that is written without quotes into a shell script."""
 Folder = Annotated[
-    str, matches(rf"/({PLAIN}|[ ])*", "give an absolute path without characters of a shell", example="/shared/cloze")
+    str,
+    matches(
+        rf"(?!.*/\.\.(/|$))/({PLAIN}|[ ])*({PLAIN})(?<!/)",
+        "give an absolute path without .. and without characters of a shell",
+        example="/shared/cloze",
+    ),
 ]
 """A folder on the nodes, written in double quotes into a shell script."""
 
@@ -174,14 +180,37 @@ KeyFile = Annotated[
         example="~/.ssh/id_ed25519",
     ),
 ]
-Host = Annotated[
+Interface = Annotated[
     str,
     matches(
-        r"(?!localhost$|127\.)[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9a-fA-F:]*:[0-9a-fA-F:]+",
-        "give the name or address by which all hosts reach this host, without user and port",
-        example="gpu1.example.org",
+        r"[\^=]?[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*",
+        "give names of network cards with commas between them, and ^ in front to leave them out",
+        example="^lo,docker0",
     ),
 ]
+"""A value of NCCL_SOCKET_IFNAME. The kernel's names of network cards have at most 15 characters."""
+
+
+def _check_host(host: str) -> str:
+    advice = (
+        "give the name or address by which all hosts reach this host, without user and port, such as gpu1.example.org"
+    )
+    if is_unfilled(host) and re.fullmatch(r"[\w.-]+", host):
+        return host
+    if re.fullmatch(r"[0-9.]+|.*:.*", host):
+        try:
+            address = ip_address(host)
+        except ValueError:
+            raise ValueError(advice) from None
+        if address.is_loopback or address.is_unspecified or address.is_multicast:
+            raise ValueError(advice)
+    elif host == "localhost" or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host):
+        raise ValueError(advice)
+    return host
+
+
+Host = Annotated[str, AfterValidator(_check_host)]
+"""Name or address of a host."""
 Infra = Annotated[
     str,
     matches(

@@ -44,8 +44,8 @@ class Group(Settings):
     """Number of nodes that keep running even without work."""
     max_nodes: Positive
     """Largest number of nodes at a time."""
-    disk_gib: Positive = 200
-    """Local disk of a node in GiB."""
+    disk_gib: Annotated[int, Field(ge=50, le=65_536)] = 200
+    """Local disk of a node in GiB, with room for the operating system and the image. Clouds have no larger ones."""
     price_per_hour: Price | None = None
     """Price of an on-demand node in dollars per hour, for the cost table of cluster/README.md."""
     spot_price_per_hour: Price | None = None

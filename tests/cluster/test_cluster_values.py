@@ -107,8 +107,8 @@ WORD = "give one word without spaces, quotes or other characters of a shell"
 REFUSED = [
     ("slurm", "account='a b'", f"account='a b': {WORD}"),
     ("slurm", "partition='$(x)'", f"partition=.*: {WORD}"),
-    ("slurm", "network_interface=a;b", f"network_interface=.*: {WORD}"),
-    ("slurm", 'repository="a\\nb"', "repository=.*: give an absolute path without characters of a shell"),
+    ("slurm", "network_interface=a;b", "network_interface=.*: give names of network cards"),
+    ("slurm", 'repository="a\\nb"', "repository=.*: give an absolute path without .. and without characters"),
     ("slurm", "commands.train=''", r"commands\.train=: begin with `python trainer/run.py`"),
     ("slurm", "gpu.min_nodes=9", "min_nodes=9 exceeds max_nodes=4; lower it"),
     ("slurm", "gpu.max_nodes=2", r"commands\.train: workers=32: give 1 to 16, the GPUs of all nodes"),

@@ -12,7 +12,8 @@ from cluster.render import VALUES, ValuesSet
 AWS_ID = "0123456789abcdef0"
 FILLED = {
     "aws": {
-        "subnet-fill-in": f"subnet-{AWS_ID}",
+        "head_subnet: subnet-fill-in": f"head_subnet: subnet-{AWS_ID}",
+        "subnet-fill-in": "subnet-0123456789abcdef1",
         "sg-fill-in": f"sg-{AWS_ID}",
         "fs-fill-in": f"fs-{AWS_ID}",
         "iam::fill-in": "iam::123456789012",
