@@ -20,6 +20,7 @@ from cluster.render import (
     HostsValues,
     ValuesSet,
     choose_sets,
+    find_unfilled,
     list_outdated,
     list_sets,
     list_unfilled,
@@ -48,9 +49,8 @@ def find_faults(sets: Sequence[ValuesSet], *, ready: bool = False) -> Iterator[s
         try:
             kind, values = read_set(chosen)
             if ready:
-                yield from (
-                    f"{chosen.origin}: {key}: still says fill-in; give your value" for key in list_unfilled(values)
-                )
+                for key, value in find_unfilled(values).items():
+                    yield f"{chosen.origin}: {key}={value}: still says fill-in; give your value"
             yield from (f"{chosen.origin}: {fault}" for fault in find_costly_values(values))
             example = chosen.shipped and list_unfilled(values)
             for place in [] if example else list_places(kind, values):

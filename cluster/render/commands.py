@@ -24,8 +24,13 @@ KNOWN_FLAGS = {"train": ("--fresh",), "preprocess": tuple(flag for flag in FLAGS
 ONLY = {"train": {"launcher": "ray", "device": "cuda"}, "preprocess": {"engine": "ray"}}
 """Maps each kind of job to settings that have only one useful value on a cluster. With others, the job would run on one
 node or without GPUs, and leave the rest idle."""
-SHELL = re.compile(r"[;&|<>()`\n\r]|\$\(|\$(?![A-Za-z_{])|(^|\s)#")
-"""Matches what a shell would act on. Names of environment variables ($NAME) may stay."""
+QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.", re.DOTALL)
+"""Matches a quoted part of a command."""
+SHELL = re.compile(r"[;&|<>()\n\r]|(^|\s)#")
+"""Matches what a shell would act on outside of quotes."""
+SUBSTITUTION = re.compile(r"`|\$(?![A-Za-z_{])")
+"""Matches a substitution, which a shell makes outside of single quotes. Names of environment variables ($NAME) may
+stay."""
 _ORIGIN = "values"
 
 
@@ -43,7 +48,8 @@ def check_command(command: str, *, key: str, work: str, group: Group, whole: boo
 
 
 def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool) -> Iterator[str]:
-    found = SHELL.search(command)
+    outside = QUOTED.sub(lambda part: part[0].replace("\\$", "") if part[0][0] == '"' else "_", command)
+    found = SUBSTITUTION.search(outside) or SHELL.search(QUOTED.sub("_", command)) or re.search(r"[\n\r]", command)
     if found:
         mark = found[0].strip() or "line break"
         yield f"{key}={command!r}: a shell would act on `{mark}`; give one command without it"

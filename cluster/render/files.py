@@ -74,7 +74,12 @@ _Dumper.add_representer(str, _write_text)
 
 def list_unfilled(values: ClusterValues) -> list[str]:
     """Return the keys, as `section.name`, whose values the user must still give."""
-    return [key for key, value in _walk(to_tree(values)) if is_unfilled(f"{key} {value}")]
+    return list(find_unfilled(values))
+
+
+def find_unfilled(values: ClusterValues) -> dict[str, Any]:
+    """Return the values that the user must still give: a dict from key, as `section.name`, to value."""
+    return {key: value for key, value in _walk(to_tree(values)) if is_unfilled(f"{key} {value}")}
 
 
 def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -71,7 +71,7 @@ def test_ready_refuses_what_is_still_to_fill_in(folder: Path, capsys: pytest.Cap
     assert f"fill in {folder}/east.yaml: account\n" in capsys.readouterr().out
     assert check.main(["east"]) == 0
     assert check.main(["--ready", "east"]) == 1
-    assert f"{folder}/east.yaml: account: still says fill-in; give your value\n" in capsys.readouterr().out
+    assert f"{folder}/east.yaml: account=Fill_In: still says fill-in; give your value\n" in capsys.readouterr().out
 
 
 def test_every_shipped_example_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +84,8 @@ def test_ready_without_sets_asks_for_a_name(folder: Path, capsys: pytest.Capture
     assert check.main(["--ready"]) == 2
     assert "--ready: name the kind or the set" in capsys.readouterr().err
     assert check.main(["esat"]) == 2
+    assert check.main(["esat.yaml"]) == 2
+    assert "esat.yaml: no such file of values; make it: cp cluster/values/KIND.yaml esat" in capsys.readouterr().err
     write_set(folder, filled_text("slurm"))
     assert check.main(["esat"]) == 2
     assert "no such set: esat; did you mean east?" in capsys.readouterr().err

@@ -174,7 +174,7 @@ FAULTS = [
         "values/aws.yaml",
         "region: us",
         f"region: {KEY}",
-        r"aws\.yaml: line 5 looks like an AWS key; remove it, and revoke",
+        r"aws\.yaml: line 6 looks like an AWS key; remove it, and revoke",
     ),
     ("values/slurm.yaml", "hours: 24", "hours: 24 # -----BEGIN RSA PRIVATE KEY-----", "a private key"),
     ("values/kubernetes.yaml", "min_workers=8", f"a=ghp_{LONG}", "a token of a code host"),
