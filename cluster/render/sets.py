@@ -112,13 +112,13 @@ def read_set(chosen: ValuesSet) -> tuple[str, ClusterValues]:
     if not chosen.shipped and file.stem in KINDS:
         raise ConfigError(f"{chosen.origin}: {file.stem} is the name of a kind of cluster; give the set another name")
     tree = load_tree(file)
-    kind = _take_kind(tree, default=file.stem if chosen.shipped else None, origin=chosen.origin)
+    kind = _find_kind(tree, default=file.stem if chosen.shipped else None, origin=chosen.origin)
     return kind, validate_values(kind, tree, origin=chosen.origin)
 
 
-def _take_kind(tree: dict[str, Any], *, default: str | None, origin: str) -> str:
-    """Remove the key `kind` from `tree` and return it, or `default` if it is missing."""
-    kind = tree.pop("kind", default)
+def _find_kind(tree: dict[str, Any], *, default: str | None, origin: str) -> str:
+    """Return the value of the key `kind` in `tree`, or `default` if it is missing."""
+    kind = tree.get("kind", default)
     known = ", ".join(KINDS)
     if kind is None:
         raise ConfigError(f"{origin}: 'kind' is required; set it to one of {known}")

@@ -79,6 +79,8 @@ class Commands(Settings):
 class ClusterValues(Settings):
     """Values that every kind of cluster has."""
 
+    kind: str = ""
+    """Kind of the cluster. A file in clusters/ must give it; that of an example is the file's name."""
     name: Name
     """Name of the cluster. The names of its jobs begin with it."""
     idle_minutes: Annotated[int, Field(ge=1, le=60)] = 5

@@ -35,7 +35,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["estimate", "workers=2", "seed=1"], 'give settings as ARGS="'),
         (["train", "RUN=runs/mine"], "make train does not take RUN=runs/mine; it takes ARGS= CONFIG=;"),
         (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
-        (["images", "SET=east"], "make images does not take SET=east; it takes ARGS= REGISTRY= VERSION=;"),
+        (["status", "SET=east"], "make status does not take SET=east; it takes JOB= RAY_ADDRESS=;"),
         (["check", "ARGS=x"], "make check does not take ARGS=x; put environment variables before make"),
     ],
 )
