@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from botocore.loaders import Loader
+from botocore.session import get_session
 
 from cluster import check
 from cluster.leaks import find_secrets
 from cluster.render import KINDS, __main__, validate_values
+from cluster.render.launcher_values import AwsValues
+from cluster.render.machines import GPU_MACHINES
+from cluster.render.texts import AWS_REGION
 from filled_values import AWS_ID, filled_text, filled_tree, write_set
 from pipeline.settings import ConfigError, load_tree
 
@@ -290,6 +295,7 @@ RIGHT = [
     ("aws", "gpu.machine=p9.96xlarge", "gpu.gpus=16", "gpu.cpus=512", "efa_interfaces=64"),
     ("aws", "gpu.machine=p5en.48xlarge", "efa_interfaces=16", "gpu.spot_price_per_hour=null", "max_price_per_hour=500"),
     ("aws", "name=c", "idle_minutes=60", "security_group=sg-12345678", "efa_interfaces=0"),
+    ("aws", "cpu.machine=c5n.18xlarge", "cpu.cpus=72", "cpu.memory_gib=192"),
     ("aws", "head.machine=m7i-flex.2xlarge", "cpu.machine=c7i.metal-48xl"),
     (
         "gcp",
@@ -341,6 +347,17 @@ def test_unusual_values_that_work_give_no_alarm(tmp_path: Path, case: tuple[str,
     file.write_text(filled_text(case[0]), encoding="utf-8")
     chosen = write_set(tmp_path, yaml.safe_dump(load_tree(file, overrides=case[1:])))
     assert not [fault for fault in check.find_faults([chosen], ready=True) if "does not match" not in fault]
+
+
+def test_every_region_and_machine_type_that_aws_names_is_taken() -> None:
+    session = get_session()
+    regions = {
+        name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)
+    }
+    assert [name for name in regions if not re.fullmatch(AWS_REGION, name)] == []
+    machines = Loader().load_service_model("ec2", "service-2")["shapes"]["InstanceType"]["enum"]
+    assert [name for name in machines if not re.fullmatch(AwsValues._machine[0], name)] == []
+    assert {name for name in GPU_MACHINES if "." in name} <= set(machines)
 
 
 SECRET = [
