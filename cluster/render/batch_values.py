@@ -13,6 +13,7 @@ from cluster.render import texts
 from cluster.render.commands import check_command
 from cluster.render.texts import AWS_REGION, GCP_REGION, is_unfilled
 from cluster.render.values import ClusterValues, Commands, Group, Price
+from pipeline.storage import is_url
 
 SKY_CLOUDS = (
     *("aws", "azure", "cudo", "fluidstack", "gcp", "hyperbolic", "kubernetes", "lambda", "nebius", "paperspace"),
@@ -93,6 +94,6 @@ class SkyValues(ClusterValues):
         if count.isdecimal() and int(count) != self.gpu.gpus:
             yield f"accelerators={self.accelerators}, but gpu.gpus={self.gpu.gpus}; make them equal"
         for word in self.command.split():
-            name, _, value = word.partition("=")
-            if name in ("data", "output") and "://" not in value and "$" not in value:
+            name, _, value = word.strip("'\"").partition("=")
+            if name in ("data", "output") and not is_url(value.strip("'\"")) and "$" not in value:
                 yield f"command: {name}={value}: nodes share no disk; give an address of an object store (s3://...)"

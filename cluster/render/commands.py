@@ -11,6 +11,7 @@ from cluster import PREPROCESSING
 from cluster.submit import PATHS, is_absolute
 from pipeline.config import FLAGS, KEYS, PipelineConfig
 from pipeline.settings import ConfigError, Settings, load_tree, refuse_flags, split_arguments, validate
+from pipeline.storage import check_url, is_url
 from trainer.config import TrainerConfig
 
 if TYPE_CHECKING:
@@ -113,15 +114,20 @@ def _find_setting_faults(overrides: Sequence[str], *, key: str, work: str) -> It
         fault = _find_fault(CONFIGS[work], word)
         if fault:
             yield f"{key}: {fault}"
-        elif (
-            name in PATHS[work]
-            and value not in ("", "null")
-            and not re.match(r"\$|\[", value)
-            and not is_absolute(value)
-        ):
-            yield f"{key}: {name}={value}: give an absolute path that all nodes see, or an address of an object store"
-        elif re.fullmatch(r"\w+://(/.*)?", value):
-            yield f"{key}: {name}={value}: the name of the bucket is missing; give it"
+        elif name in PATHS[work] and value not in ("", "null") and not re.search(r"^\[|\$", value):
+            yield from (f"{key}: {name}{fault}" for fault in find_path_faults(value))
+
+
+def find_path_faults(path: str) -> Iterator[str]:
+    """Yield a message, which begins with `=`, if nodes of a cluster cannot reach `path`: it is relative, or the address
+    of a store that is not known or of no bucket."""
+    if is_url(path):
+        try:
+            check_url(path)
+        except ValueError as error:
+            yield f"={'...' if '@' in path else path}: {error}"
+    elif not is_absolute(path):
+        yield f"={path}: give an absolute path that all nodes see, or an address of an object store"
 
 
 def _find_fault(cls: type[Settings], word: str) -> str | None:

@@ -163,8 +163,11 @@ class AwsValues(CloudValues):
         yield from self._find_foreign_images(registry=self.registry, pattern=r"[\w-]+\.dkr\.ecr\..*")
         for name in GROUPS:
             machine = getattr(self, name).machine
-            if "x86_64" in self.machine_image and re.match(r"(?!trn|inf)[a-z]+\d+[a-z]*g[a-z]*\.", machine):
+            on_arm = re.match(r"[a-z]+\d+[a-z]*g[a-z]*\.|a1\.", machine) is not None
+            if "x86_64" in self.machine_image and on_arm:
                 yield f"{name}.machine={machine} is an ARM machine, but machine_image is x86_64; take another"
+            if "arm64" in self.machine_image and not on_arm:
+                yield f"{name}.machine={machine} is an x86_64 machine, but machine_image is for ARM; take another"
 
 
 class GcpValues(CloudValues):

@@ -77,7 +77,7 @@ Word = Annotated[str, matches(rf"(?!-){PLAIN}+", "give one word without spaces, 
 Folder = Annotated[
     str,
     matches(
-        rf"(?!.*/\.\.(/|$))/({PLAIN}|[ ])*({PLAIN})(?<!/)",
+        rf"(?!.*/\.\.(/|$))(?=/+[^/])/({PLAIN}|[ ])*{PLAIN}",
         "give an absolute path without .. and without characters of a shell",
         example="/shared/cloze",
     ),
@@ -168,10 +168,9 @@ GcpRegistry = Annotated[
         example="us-central1-docker.pkg.dev",
     ),
 ]
-NfsExport = Annotated[
-    str, matches(rf"[A-Za-z0-9.-]+:/{PLAIN}*", "give the share of Filestore as HOST:/SHARE", example="10.0.0.2:/shared")
+User = Annotated[
+    str, matches(r"(?!root$)[a-z_][a-z0-9_-]{0,31}", "give the name of a user other than root", example="ubuntu")
 ]
-User = Annotated[str, matches(r"[a-z_][a-z0-9_-]{0,31}", "give the name of a user", example="ubuntu")]
 KeyFile = Annotated[
     str,
     matches(
@@ -211,6 +210,21 @@ def _check_host(host: str) -> str:
 
 Host = Annotated[str, AfterValidator(_check_host)]
 """Name or address of a host."""
+
+
+def _check_export(export: str) -> str:
+    host, _, share = export.partition(":/")
+    try:
+        _check_host(host)
+    except ValueError:
+        share = " "
+    if ":/" not in export or not re.fullmatch(rf"{PLAIN}*", share):
+        raise ValueError("give the share of Filestore as HOST:/SHARE, such as 10.0.0.2:/shared")
+    return export
+
+
+NfsExport = Annotated[str, AfterValidator(_check_export)]
+"""A share of an NFS server."""
 Infra = Annotated[
     str,
     matches(
