@@ -245,7 +245,8 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
     if cards:
-        # Only the first card has an address. Source: AWS, "EFA configuration for P5 and P5e instances", use case 1.
+        # Only the first card has an address, so it cannot be EFA-only (AWS, "Maximize network bandwidth on Amazon EC2
+        # instances with multiple network cards").
         node["NetworkInterfaces"] = [
             {
                 "NetworkCardIndex": card,
@@ -260,7 +261,8 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     else:
         node["SubnetIds"] = [subnet]
         node["SecurityGroupIds"] = [values.security_group]
-    if group.gpus and values.placement_group is not None:
+    in_block = values.capacity_block and not spot  # EC2 itself places these near each other (API, CapacityBlock)
+    if group.gpus and values.placement_group is not None and not in_block:
         node["Placement"] = {"GroupName": values.placement_group}
     if spot:
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}

@@ -305,6 +305,10 @@ def test_gpu_nodes_on_aws_stand_in_their_placement_group() -> None:
         assert types["gpu"]["node_config"]["Placement"] == {"GroupName": "near"}
         assert "Placement" not in types["cpu"]["node_config"]
         check_ec2_node(types["gpu"]["node_config"])
+    block = {"placement_group": "near", "capacity_reservation": "cr-1", "capacity_block": True}
+    for name, text in render("aws", read_values("aws").model_copy(update=block)).items():
+        placed = "Placement" in yaml.safe_load(text)["available_node_types"]["gpu"]["node_config"]
+        assert placed == ("spot" in name), "EC2 places the machines of a Capacity Block itself"
 
 
 def test_nodes_log_in_to_the_registry_in_its_own_region() -> None:
