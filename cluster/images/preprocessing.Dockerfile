@@ -4,7 +4,7 @@ FROM ubuntu:noble-20251013
 # Ray's launcher copies files into containers with rsync.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-        ca-certificates openssh-client procps python3.12 python3.12-venv rsync \
+        ca-certificates openssh-client procps python3.12 python3.12-venv rsync wget \
     && rm -rf /var/lib/apt/lists/*
 
 # User id 1000, like the first user of the hosts. Ray's launcher mounts the files of that user.

@@ -5,7 +5,7 @@ FROM ubuntu:noble-20251013
 # Ray's launcher copies files into containers with rsync. Triton needs gcc and Python's headers for its launchers.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-        ca-certificates curl g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync \
+        ca-certificates curl g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync wget \
     && rm -rf /var/lib/apt/lists/*
 
 # EFA: libfabric and NCCL's plugin. The host has the kernel modules. --build-arg EFA_INSTALLER= omits it.

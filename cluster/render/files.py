@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cluster import CLUSTER
-from cluster.render import batch, kuberay, launcher
+from cluster.render import batch, kuberay, launcher, policies
 from cluster.render.values import ClusterValues
 from pipeline.settings import to_tree
 
@@ -30,6 +30,8 @@ FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "kubernetes/rayjob-train.yaml": partial(kuberay.render_job, work="train"),
         "kubernetes/rayjob-train-kueue.yaml": partial(kuberay.render_job, work="train", queue="kueue"),
         "kubernetes/rayjob-train-volcano.yaml": partial(kuberay.render_job, work="train", queue="volcano"),
+        "kubernetes/network-policy.yaml": policies.render_network_policy,
+        "kubernetes/pod-monitor.yaml": policies.render_pod_monitor,
     },
     "slurm": {"slurm/train.sbatch": batch.render_slurm},
     "skypilot": {"skypilot/train.yaml": batch.render_skypilot},
