@@ -11,8 +11,6 @@ RUN ?= runs/sample
 OUT ?= $(RUN)/export
 KIND ?= train
 JOB ?=
-REGISTRY ?=
-VERSION ?= 0.1.0
 DATA ?=
 LDDL_PYTHON ?=
 
@@ -25,8 +23,6 @@ TAKES_RUN := export
 TAKES_OUT := export
 TAKES_DATA := bench-trainer bench-learning
 TAKES_LDDL_PYTHON := bench-pipeline
-TAKES_REGISTRY := images
-TAKES_VERSION := images
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
 GIVEN := $(foreach name,$(filter-out $(ANYWHERE),$(.VARIABLES)),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 IGNORED := $(strip $(foreach name,$(GIVEN),$(if $(filter $(TAKES_$(name)),$(MAKECMDGOALS)),,$(name)=$($(name)))))
@@ -126,9 +122,8 @@ cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill i
 check-cluster: setup  ## Check cluster/values/*.yaml and the files made from them: valid, up to date, without secrets
 	$(BIN)/python -m cluster.check $(ARGS)
 
-images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
-	docker build -f cluster/images/preprocessing.Dockerfile -t $(call quote,$(REGISTRY)cloze-preprocessing:$(VERSION)) .
-	docker build -f cluster/images/training.Dockerfile -t $(call quote,$(REGISTRY)cloze-training:$(VERSION)) .
+images: setup  ## Build the container images that cluster/values/KIND.yaml names (ARGS=KIND, and options of docker build)
+	$(BIN)/python -m cluster.build_images $(ARGS)
 
 test-images: setup  ## Install each image's packages into a clean environment and try them (minutes, gigabytes)
 	$(BIN)/python -m cluster.try_images $(ARGS)

@@ -232,8 +232,8 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
 
 def locked_down() -> Tree:
     """Return the security context of a container that does not run as root, has no capabilities, and cannot gain
-    rights. IPC_LOCK would change nothing, since a capability that is added does not reach a user other than root; NCCL
-    pins memory within the limit on locked memory that the container runtime sets."""
+    rights. IPC_LOCK is not among the added capabilities, since none reaches a user other than root
+    (kubernetes/kubernetes#56374). NCCL pins memory within the container runtime's limit on locked memory."""
     return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
 
 
