@@ -9,6 +9,7 @@ cluster, whereas `ray stop` would end every Ray on this machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -247,16 +248,27 @@ def end(cluster: LocalCluster) -> int:
     alive = [root for root in roots if root is not None]
     if alive:
         end_jobs(cluster.port, seconds=END_JOBS_S)
-    tree = [process for root in alive for process in (root, *root.children(recursive=True))]
+    tree = [process for root in alive for process in with_children(root)]
     for root in alive:
-        root.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(left, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)
+
+
+def with_children(root: psutil.Process) -> list[psutil.Process]:
+    """Return `root` and all processes below it, or nothing if `root` has just ended, as nodes do that have lost their
+    head."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def free_ports(count: int) -> list[int]:

@@ -144,8 +144,20 @@ def test_a_lock_is_what_pip_reports() -> None:
     torch = f"torch==2.13.0 --hash=sha256:{'a' * 64}"
     assert lock.lines_of("training", report) == [ab, f"nvidia-nccl==2 --hash=sha256:{'b' * 64}", torch]
     assert lock.lines_of("head", report) == [ab, lock.TORCH_FOR_CPUS]
-    with pytest.raises(ConfigError, match="no such image: trainer; known: preprocessing, head, training"):
-        lock.main.__wrapped__(["trainer"])  # type: ignore[attr-defined]
+
+
+def test_a_lock_is_made_for_a_known_image_with_the_images_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lock.main(["trainer"]) == 2
+    assert "no such image: trainer; known: preprocessing, head, training" in capsys.readouterr().err
+    monkeypatch.setattr(lock, "PYTHON", (9, 9))
+    assert lock.main(["head"]) == 2
+    assert "run it with Python 9.9, as in the images" in capsys.readouterr().err
+    monkeypatch.setattr(try_images, "PYTHON", (9, 9))
+    with pytest.raises(FileNotFoundError, match=r"no python9\.9 on the path"):
+        try_images.find_python()
+    assert set(try_images.TRIALS) == set(lock.EXTRAS)
 
 
 @pytest.mark.parametrize(

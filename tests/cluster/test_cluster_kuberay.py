@@ -56,6 +56,7 @@ def check_pod(spec: Tree) -> None:
 
 @every_file
 def test_the_operator_takes_it_and_ray_wants_a_token(tree: Tree) -> None:
+    """The rules of utils/validation.go in 1.6.2; what 1.7.0 adds there concerns fields that our files do not have."""
     spec, head = cluster_of(tree), cluster_of(tree)["headGroupSpec"]
     assert spec["rayVersion"] == metadata.version("ray")
     assert spec["authOptions"] == {"mode": "token"}
@@ -67,11 +68,18 @@ def test_the_operator_takes_it_and_ray_wants_a_token(tree: Tree) -> None:
         assert "suspend" not in group, "it does not go with the autoscaler"
         assert group["template"]["spec"].get("restartPolicy", "Never") == "Never", "autoscaler v2 needs it"
         parameters = group["rayStartParams"]
+        assert group["template"]["spec"]["containers"]
+        assert "labels" not in group
+        assert "serviceType" in group or {"minReplicas", "maxReplicas"} <= set(group)
         assert all(isinstance(value, str) for value in parameters.values())
         assert not {"num-gpus", "memory", "labels", "redis-password"} & set(parameters)
         assert not ("resources" in group and {"num-cpus", "resources"} & set(parameters)), "both say what a node has"
     variables = {each["name"] for each in head["template"]["spec"]["containers"][0]["env"]}
     assert not {"RAY_enable_autoscaler_v2", "RAY_REDIS_ADDRESS"} & variables, "the operator sets these itself"
+    scaling = {each["name"] for each in spec.get("autoscalerOptions", {}).get("env", [])}
+    assert "KUBERAY_GEN_AUTOSCALER_START_CMD" not in scaling
+    assert "enableK8sTokenAuth" not in spec["authOptions"], "not for RayJobs"
+    assert tuple(int(part) for part in spec["rayVersion"].split(".")[:2]) >= (2, 52), "it has tokens"
 
 
 def test_names_fit_whatever_the_cluster_is_called_and_each_job_gets_its_own() -> None:

@@ -1,6 +1,6 @@
-"""A head that ends leaves a checkpoint of each job, and the same command goes on elsewhere; a refused job stays ended.
+"""A lost node is made up for, a head that ends leaves a checkpoint of each job, and the same command goes on elsewhere.
 
-On local clusters, with the commands themselves.
+A refused job stays ended. On local clusters, with the commands themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from cluster import head, local
 from pipeline.settings import dump_yaml
+from processes import command_of
 from small_runs import make_config, write_small_set
 from trainer.checkpoint.format import find_checkpoints
 from trainer.telemetry.metrics import read_json_lines
@@ -38,6 +39,26 @@ def wait_until(true: Any, *, seconds: float = 240.0) -> None:
 def steps_of(run: Path) -> list[int]:
     path = run / "metrics.jsonl"
     return [record["step"] for record in read_json_lines(path)] if path.exists() else []
+
+
+def node_with_worker(cluster: local.LocalCluster) -> str | None:
+    """The name of the node that trains, or None while none does."""
+    for name, started in cluster.processes.items():
+        root = started.find()
+        children = [] if root is None else root.children(recursive=True)
+        if any("RayTrainWorker" in command_of(child) for child in children):
+            return name
+    return None
+
+
+def kill_node_with_worker(cluster: local.LocalCluster) -> str:
+    name = node_with_worker(cluster)
+    assert name is not None
+    root = cluster.processes[name].find()
+    assert root is not None
+    for process in (root, *root.children(recursive=True)):
+        process.kill()
+    return name
 
 
 @pytest.fixture
@@ -64,26 +85,31 @@ def test_a_head_that_is_told_to_end_leaves_a_checkpoint_and_the_same_command_goe
 
     data, run = write_small_set(tmp_path / "data"), tmp_path / "run"
     config = make_config(
-        data, run, workers=1, cpus_per_worker=1, launcher="ray", logging={"tracker": "none", "every_steps": 1}
+        *(data, run),
+        **{"workers": 1, "cpus_per_worker": 1, "launcher": "ray", "checkpoint": {"every_steps": 25}},
+        logging={"tracker": "none", "every_steps": 1},
     )
     path = tmp_path / "c.yaml"
     path.write_text(dump_yaml(config, given=True), encoding="utf-8")
     train = ("--no-wait", "train", "--config", str(path))
 
-    call("local", "start", "--nodes=1")
+    call("local", "start", "--nodes=2")
     cluster = local.read()
     assert cluster is not None
     call("submit", *train, f"max_steps={STEPS}")
-    wait_until(lambda: len(steps_of(run)) > 3)
-    assert find_checkpoints(run).folders == ()
+    wait_until(lambda: len(steps_of(run)) > 30)
+    lost = kill_node_with_worker(cluster)
+    reached = find_checkpoints(run).folders[-1].name
+    wait_until(lambda: find_checkpoints(run).folders[-1].name > reached)
+    assert node_with_worker(cluster) not in (None, lost)
+
     root = cluster.processes["head"].find()
     assert root is not None
     root.send_signal(signal.SIGTERM)
     wait_until(lambda: local.has_ended(cluster.processes["head"]))
-    (checkpoint,) = find_checkpoints(run).folders
-    last = steps_of(run)[-1]
-    assert checkpoint.name == f"step-{last:08d}" or str(last) in checkpoint.name
     assert "all jobs have ended" in (Path(cluster.folder) / "head.log").read_text(encoding="utf-8")
+    last = steps_of(run)[-1]
+    assert int(find_checkpoints(run).folders[-1].name.rpartition("-")[2]) == last, "the last step is in a checkpoint"
     call("local", "stop")
 
     call("local", "start", "--nodes=1")

@@ -7,7 +7,7 @@ and only our pods may connect.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import kubernetes_validate
 import pytest
@@ -119,6 +119,59 @@ def test_no_field_is_newer_than_the_oldest_operator(tree: Tree) -> None:
     readme = (CLUSTER / "README.md").read_text(encoding="utf-8")
     assert "KubeRay 1.6 or later" in readme
     assert "gcsFaultToleranceOptions" not in spec, "the driver dies with the head all the same"
+
+
+def rename_logs(spec: Tree) -> None:
+    pod = spec["headGroupSpec"]["template"]["spec"]
+    pod["volumes"][-1]["name"] = pod["containers"][0]["volumeMounts"][-1]["name"] = "logs"
+
+
+def mount_twice(spec: Tree) -> None:
+    ray = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
+    ray["volumeMounts"].append({"name": "shared", "mountPath": "/dev/shm"})
+
+
+def lock_memory(spec: Tree) -> None:
+    ray = spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    ray["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
+
+
+PLANTED: list[tuple[Callable[[Tree], object], Callable[[Tree], None]]] = [
+    (rename_logs, test_the_dashboard_sees_the_autoscalers_logs),
+    (mount_twice, test_kubernetes_takes_what_the_operator_builds),
+    (
+        lambda spec: spec["autoscalerOptions"]["resources"].update(memory="1Gi"),
+        test_kubernetes_takes_what_the_operator_builds,
+    ),
+    (lock_memory, test_pods_fit_a_restricted_namespace),
+    (lambda spec: spec["autoscalerOptions"].pop("securityContext"), test_pods_fit_a_restricted_namespace),
+    (
+        lambda spec: spec["headGroupSpec"]["template"]["spec"]["securityContext"].pop("seccompProfile"),
+        test_pods_fit_a_restricted_namespace,
+    ),
+    (
+        lambda spec: spec["headGroupSpec"]["template"]["spec"]["volumes"].append(
+            {"name": "a", "hostPath": {"path": "/"}}
+        ),
+        test_pods_fit_a_restricted_namespace,
+    ),
+    (
+        lambda spec: spec["workerGroupSpecs"][0]["template"]["spec"].pop("automountServiceAccountToken"),
+        test_only_the_head_gets_a_token_of_kubernetes,
+    ),
+    (lambda spec: spec.update(networkPolicy={}), test_no_field_is_newer_than_the_oldest_operator),
+    (lambda spec: spec["workerGroupSpecs"][0].update(priority=1), test_no_field_is_newer_than_the_oldest_operator),
+    (lambda spec: spec.update(gcsFaultToleranceOptions={}), test_no_field_is_newer_than_the_oldest_operator),
+]
+
+
+@pytest.mark.parametrize(("plant", "check"), PLANTED)
+def test_the_checks_find_what_is_planted(plant: Callable[[Tree], object], check: Callable[[Tree], None]) -> None:
+    tree = copy.deepcopy(TREES["rayjob-train"])
+    check(tree)
+    plant(cluster_of(tree))
+    with pytest.raises((AssertionError, KeyError, kubernetes_validate.ValidationError)):
+        check(tree)
 
 
 def test_what_probes_and_submitters_call_is_in_the_images() -> None:
