@@ -60,7 +60,7 @@ def resolve(requirements: Sequence[str], *, python: str) -> dict[str, Any]:
 
 def lines_of(image: str, report: dict[str, Any]) -> list[str]:
     """Return the sorted lines of an image's lock, NAME==VERSION --hash=sha256:HASH, from pip's report."""
-    lines = {}
+    lines: dict[str, str] = {}
     for entry in report["install"]:
         name = canonicalize_name(entry["metadata"]["name"])
         digest = entry["download_info"]["archive_info"]["hashes"]["sha256"]

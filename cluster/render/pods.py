@@ -51,9 +51,10 @@ class PodValues(Settings):
     priority_class: ResourceName | None = None
     """PriorityClass of the pods; with Volcano, also of the job."""
     grace_s: Annotated[int, Field(ge=60)] = 120
-    """Seconds from the notice that a pod will end until it is killed. Within 30 s less, a job writes a checkpoint."""
+    """Seconds from the notice that a pod will end until it is killed. A job has 30 s less for its checkpoint."""
     deadline_hours: Annotated[int, Field(ge=1)] = 168
-    """Longest duration of a RayJob. Then it ends with a checkpoint, and does not start again."""
+    """Longest duration of a RayJob, with Volcano including its time in the queue. Then it ends with a checkpoint, and
+    does not start again."""
     log_folder: Annotated[str, Field(pattern=r"^/[-A-Za-z0-9_./]+$")] | None = "/shared/logs"
     """Folder in which each RayJob keeps its output, which outlives the pods; null keeps none."""
     monitor_labels: dict[str, str] = Field(default_factory=dict)
