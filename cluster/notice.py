@@ -107,7 +107,7 @@ def drain(address: str, *, node_id: str | None, seconds: float) -> int:
     why = f"the node is still there after {seconds:g} s"
     while process.is_alive() and time.monotonic() < deadline:
         process.join(timeout=min(1.0, max(0.0, deadline - time.monotonic())))
-        if not head or answers(head):
+        if not head or "://" in head or answers(head):  # a URL is the dashboard's, not the head's
             heard = time.monotonic()
         elif time.monotonic() - heard > HEAD_SILENT_S:
             why = f"the head at {head} is gone"
@@ -124,7 +124,7 @@ def answers(address: str) -> bool:
     """Whether something listens at `address`, HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=ANSWER_TIMEOUT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S):
             return True
     except (OSError, ValueError):  # no such host, nobody there, or no answer in time
         return False

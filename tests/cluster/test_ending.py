@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -224,9 +225,24 @@ def test_a_notice_keeps_its_limit_where_the_head_is_gone(
 
 def test_a_notice_returns_what_ray_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notice, "_drain", _leave)
+    monkeypatch.setattr(notice, "HEAD_SILENT_S", 0.0)
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")  # the dashboard's, as for `make submit`
     assert notice.drain("auto", node_id="0", seconds=60) == 0
     assert notice.drain("auto", node_id="1", seconds=60) == 1
 
 
 def _leave(address: str, node_id: str, seconds: float) -> None:
+    time.sleep(2.5)
     sys.exit(int(node_id))
+
+
+def test_a_head_answers_by_either_family_of_addresses() -> None:
+    for family, host, name in ((socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")):
+        with socket.socket(family) as server:
+            try:
+                server.bind((host, 0))
+            except OSError:  # a machine without IPv6
+                continue
+            server.listen()
+            assert notice.answers(f"{name}:{server.getsockname()[1]}")
+    assert not notice.answers("nonsense")
