@@ -12,8 +12,6 @@ OUT ?= $(RUN)/export
 KIND ?= train
 JOB ?=
 SET ?=
-REGISTRY ?=
-VERSION ?= 0.1.0
 DATA ?=
 LDDL_PYTHON ?=
 
@@ -27,8 +25,6 @@ TAKES_RUN := export
 TAKES_OUT := export
 TAKES_DATA := bench-trainer bench-learning
 TAKES_LDDL_PYTHON := bench-pipeline
-TAKES_REGISTRY := images
-TAKES_VERSION := images
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
 GIVEN := $(foreach name,$(filter-out $(ANYWHERE),$(.VARIABLES)),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 IGNORED := $(strip $(foreach name,$(GIVEN),$(if $(filter $(TAKES_$(name)),$(MAKECMDGOALS)),,$(name)=$($(name)))))
@@ -128,9 +124,8 @@ cluster: setup  ## Write the files of clusters from the values that you fill in:
 check-cluster: setup  ## Check values and the files made from them, and show greatest prices (SET=..., ARGS=--ready before you start it)
 	$(BIN)/python -m cluster.check $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
-images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
-	docker build -f cluster/images/preprocessing.Dockerfile -t $(call quote,$(REGISTRY)cloze-preprocessing:$(VERSION)) .
-	docker build -f cluster/images/training.Dockerfile -t $(call quote,$(REGISTRY)cloze-training:$(VERSION)) .
+images: setup  ## Build the container images that cluster/values/KIND.yaml names (ARGS=KIND, and options of docker build)
+	$(BIN)/python -m cluster.build_images $(ARGS)
 
 test-images: setup  ## Install each image's packages into a clean environment and try them (minutes, gigabytes)
 	$(BIN)/python -m cluster.try_images $(ARGS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cluster.render import batch, kuberay, launcher
+from cluster.render import batch, kuberay, launcher, policies
 from cluster.render.texts import is_unfilled
 from cluster.render.values import ClusterValues
 from pipeline.settings import to_tree
@@ -29,6 +29,8 @@ FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "kubernetes/rayjob-train.yaml": partial(kuberay.render_job, work="train"),
         "kubernetes/rayjob-train-kueue.yaml": partial(kuberay.render_job, work="train", queue="kueue"),
         "kubernetes/rayjob-train-volcano.yaml": partial(kuberay.render_job, work="train", queue="volcano"),
+        "kubernetes/network-policy.yaml": policies.render_network_policy,
+        "kubernetes/pod-monitor.yaml": policies.render_pod_monitor,
     },
     "slurm": {
         "slurm/preprocess.sbatch": partial(batch.render_slurm, work="preprocess"),

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from cluster.render.commands import check_command
+from cluster.render.pods import PodValues
 from cluster.render.texts import Image, Name
 from pipeline.settings import Settings
 
@@ -112,7 +113,16 @@ class ScalingValues(ClusterValues):
         return self
 
 
-class KubernetesValues(ScalingValues):
+class KubernetesImages(Images):
+    """Container images on Kubernetes, where head and submitter have an image of their own, without CUDA."""
+
+    head: Image
+    """Image of the head and of the pods that submit jobs."""
+    training: Image
+    """Image of the GPU nodes."""
+
+
+class KubernetesValues(PodValues, ScalingValues):
     """Values for KubeRay (Ray on Kubernetes)."""
 
     namespace: str
@@ -125,19 +135,19 @@ class KubernetesValues(ScalingValues):
     """Labels of nodes with GPUs."""
     cpu_node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of nodes for all other pods; {} allows any node."""
-    gpu_taint: str = "nvidia.com/gpu"
-    """Taint of GPU nodes, which the training pods tolerate."""
     efa_interfaces: Count = 0
     """Number of EFA devices of a GPU pod (vpc.amazonaws.com/efa); 0 without EFA."""
     shm_gib: Positive = 64
     """Size of /dev/shm in a GPU pod, in GiB. It counts as memory of the pod."""
     kueue_queue: str
     """Name of the LocalQueue of Kueue that rayjob-train-kueue.yaml uses."""
+    kueue_autoscaling: bool = False
+    """Whether this job grows and shrinks within Kueue's quota. Needs Kueue 0.18 or later, where elastic jobs are on."""
     volcano_queue: str
     """Name of the queue of Volcano that rayjob-train-volcano.yaml uses."""
     retries: Count = 2
     """How often a failed job starts again. The run's lease keeps two jobs from training in one folder."""
-    images: Images
+    images: KubernetesImages
     """Container images."""
     commands: Commands
     """Commands of the jobs."""
