@@ -48,7 +48,7 @@ class Group(Settings):
     disk_gib: Annotated[int, Field(ge=50, le=65_536)] = 200
     """Local disk of a node in GiB, with room for the operating system and the image. Clouds have no larger ones."""
     price_per_hour: Price | None = None
-    """Price of an on-demand node in dollars per hour, for the cost table of cluster/README.md."""
+    """Price of an on-demand node in dollars per hour, for the greatest price and the table of cluster/README.md."""
     spot_price_per_hour: Price | None = None
     """Price of a spot node in dollars per hour."""
 
