@@ -25,6 +25,9 @@ CODE = "/opt/cloze"
 """Folder of the repository in the images."""
 RESERVE_S = 30
 """Seconds between the end of a preStop hook and the kill of its pod, in which Ray shuts down."""
+NO_SECOND_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""Environment variable: how long `ray start` drains its node at SIGTERM (Ray 2.60, 30 s by default, and as long where
+the head is gone). The preStop hook has drained it already."""
 PART_OF = "app.kubernetes.io/part-of"
 """Label of all pods of our clusters, with the clusters' name as its value."""
 LOGS = "ray-logs"
@@ -219,7 +222,10 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
     return {
         "name": "ray",
         "image": image,
-        "env": [{"name": "RAY_DATA_DISABLE_PROGRESS_BARS", "value": "1"}],
+        "env": [
+            {"name": "RAY_DATA_DISABLE_PROGRESS_BARS", "value": "1"},
+            {"name": NO_SECOND_DRAIN, "value": "0"},
+        ],
         "resources": {"requests": dict(size), "limits": dict(size)},
         "volumeMounts": [
             {"name": "shared", "mountPath": SHARED},
