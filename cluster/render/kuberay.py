@@ -39,8 +39,8 @@ SMALL = {"cpu": "500m", "memory": "1Gi"}
 
 def render_cluster(values: KubernetesValues) -> Tree:
     """Return a RayCluster that runs until it is deleted, for jobs from `make submit`."""
-    metadata = {"name": values.name, "namespace": values.namespace}
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": cluster_spec(values)}
+    named = {"name": values.name, "namespace": values.namespace}
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
