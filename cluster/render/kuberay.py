@@ -82,8 +82,11 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
 
 
 def queue_metadata(values: KubernetesValues, queue: Queue, *, elastic: bool) -> Tree:
-    """Return the labels and annotations of a RayJob by which `queue` finds it. If `elastic`, Kueue admits changes of
-    the cluster's size."""
+    """Return the labels and annotations of a RayJob by which `queue` finds it.
+
+    If `elastic`, Kueue admits changes of the cluster's size. It refuses Ray's autoscaler in any other job (Kueue 0.18,
+    site/content/en/docs/tasks/run/rayjobs.md).
+    """
     if queue == "kueue":
         labels = {"kueue.x-k8s.io/queue-name": values.kueue_queue}
         return {"labels": labels} | ({"annotations": {"kueue.x-k8s.io/elastic-job": "true"}} if elastic else {})
