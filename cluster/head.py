@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from pipeline.console import command, exit_with
 from pipeline.signals import stop_on_signals
 from pipeline.units import count_of
 
@@ -29,6 +30,7 @@ REPORT_S = 5.0
 (1.7.0, RayJobDefaultRequeueDuration)."""
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """End the jobs, or run the head and end its jobs at SIGTERM. Return the exit status: the command's, or without a
     command 0, or 1 if a job did not end in time."""
@@ -120,4 +122,4 @@ def _describe(processes: Sequence[psutil.Process]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

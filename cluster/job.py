@@ -89,8 +89,13 @@ def say(line: str, log: IO[bytes] | None) -> None:
 
 def run(command: Sequence[str], *, log: IO[bytes] | None) -> int:
     """Run a command, and copy its output (both streams) to stdout and `log`. Return the exit status, which is 128 + n
-    if signal n ended the command."""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+    if signal n ended the command, and REFUSED if it cannot be started."""
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        say(f"error: {error}", log)
+        return REFUSED
+    with child:
         assert child.stdout is not None
         while part := os.read(child.stdout.fileno(), 65536):
             copy(part, log)

@@ -170,7 +170,8 @@ def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> N
         *(RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
-    if name == "head":  # at SIGTERM, jobs end with a checkpoint before it
+    if name == "head":  # at SIGTERM, jobs end with a checkpoint before it; then nothing is left that Ray could drain
+        environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         first = [f"--port={cluster.port}", f"--seconds={END_JOBS_S}", "--"]
         command = [sys.executable, "-m", "cluster.head", *first, *command]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:

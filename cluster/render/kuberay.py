@@ -25,6 +25,9 @@ CODE = "/opt/cloze"
 """Folder of the repository in the images."""
 RESERVE_S = 30
 """Seconds between the end of a preStop hook and the kill of its pod, in which Ray shuts down."""
+NO_SECOND_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""Environment variable: how long `ray start` drains its node at SIGTERM (Ray 2.60, 30 s by default, and as long where
+the head is gone). The preStop hook has drained it already."""
 PART_OF = "app.kubernetes.io/part-of"
 """Label of all pods of our clusters, with the clusters' name as its value."""
 LOGS = "ray-logs"
@@ -36,8 +39,8 @@ SMALL = {"cpu": "500m", "memory": "1Gi"}
 
 def render_cluster(values: KubernetesValues) -> Tree:
     """Return a RayCluster that runs until it is deleted, for jobs from `make submit`."""
-    metadata = {"name": values.name, "namespace": values.namespace}
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": cluster_spec(values)}
+    named = {"name": values.name, "namespace": values.namespace}
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
@@ -79,8 +82,11 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
 
 
 def queue_metadata(values: KubernetesValues, queue: Queue, *, elastic: bool) -> Tree:
-    """Return the labels and annotations of a RayJob by which `queue` finds it. If `elastic`, Kueue admits changes of
-    the cluster's size."""
+    """Return the labels and annotations of a RayJob by which `queue` finds it.
+
+    If `elastic`, Kueue admits changes of the cluster's size. It refuses Ray's autoscaler in any other job (Kueue 0.18,
+    site/content/en/docs/tasks/run/rayjobs.md).
+    """
     if queue == "kueue":
         labels = {"kueue.x-k8s.io/queue-name": values.kueue_queue}
         return {"labels": labels} | ({"annotations": {"kueue.x-k8s.io/elastic-job": "true"}} if elastic else {})
@@ -219,7 +225,10 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
     return {
         "name": "ray",
         "image": image,
-        "env": [{"name": "RAY_DATA_DISABLE_PROGRESS_BARS", "value": "1"}],
+        "env": [
+            {"name": "RAY_DATA_DISABLE_PROGRESS_BARS", "value": "1"},
+            {"name": NO_SECOND_DRAIN, "value": "0"},
+        ],
         "resources": {"requests": dict(size), "limits": dict(size)},
         "volumeMounts": [
             {"name": "shared", "mountPath": SHARED},

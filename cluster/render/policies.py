@@ -43,7 +43,10 @@ def allow_from_anywhere(labels: dict[str, str], *, port: int) -> Tree:
 
 
 def render_pod_monitor(values: KubernetesValues) -> Tree:
-    """Return a PodMonitor, by which the Prometheus Operator collects the metrics of all Ray pods of our clusters."""
+    """Return a PodMonitor, by which the Prometheus Operator collects the metrics of all Ray pods of our clusters.
+
+    Port and relabeling are those of KubeRay's example (1.7.0, config/prometheus/podMonitor.yaml).
+    """
     metadata: Tree = {"name": values.name, "namespace": values.namespace}
     if values.monitor_labels:
         metadata["labels"] = dict(values.monitor_labels)

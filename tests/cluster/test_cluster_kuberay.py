@@ -14,6 +14,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from cluster import CLUSTER, PREPROCESSING
@@ -24,6 +25,7 @@ from pipeline.settings import ConfigError, load_settings
 from trainer.launch.elastic import GROWS_TO
 
 REQUEST_TIMEOUT = "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S"
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 every_file = pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 every_job = pytest.mark.parametrize("tree", JOBS.values(), ids=JOBS)
 
@@ -186,9 +188,11 @@ def test_every_pod_lets_its_jobs_write_a_checkpoint_before_it_ends(tree: Tree) -
         assert found is not None
         assert pod["terminationGracePeriodSeconds"] - int(found[1]) >= 30, "Ray shuts down after it"
         assert int(found[1]) >= 90
-    module = CLUSTER.parent / "cluster"
-    assert (module / "head.py").is_file()
-    assert (module / "notice.py").is_file()
+        variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+        assert float(variables[DRAIN]) == 0, "GPU pods would drain a second time, for 30 s"
+    assert hasattr(ray_constants, DRAIN)
+    assert (CLUSTER / "head.py").is_file()
+    assert (CLUSTER / "notice.py").is_file()
 
 
 def test_options_reach_the_pods_that_they_are_for() -> None:

@@ -87,6 +87,7 @@ def test_a_head_ends_its_jobs_before_itself(started: list[subprocess.Popen[str]]
     assert keeper.wait(timeout=60) == 7
     done = subprocess.run([sys.executable, "-m", "cluster.head", "--", "sh", "-c", "kill -9 $$"], check=False)
     assert done.returncode == 128 + signal.SIGKILL
+    assert head.main(["--", "no-such-command"]) == 2
 
 
 class Dashboard(HTTPServer):
@@ -192,6 +193,8 @@ def test_a_job_runs_where_its_log_cannot_be_written_and_fails_where_the_dashboar
     assert printed.out.startswith(b"a\n")
     assert b"warning: the output is not kept in a file" in printed.err
     assert b"does not stop one" in printed.err
+    assert job.main([words[1], "no-such-command"]) == 2
+    assert b"error: [Errno 2] No such file or directory: 'no-such-command'" in capfdbinary.readouterr().out
     with pytest.raises(SystemExit):
         job.main([])
 
