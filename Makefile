@@ -18,7 +18,7 @@ LDDL_PYTHON ?=
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
 TAKES_ARGS := $(TAKES_CONFIG) export test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
 TAKES_JOB := submit status logs stop
-TAKES_SET := cluster check-cluster
+TAKES_SET := cluster check-cluster images
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
 TAKES_KIND := submit
 TAKES_RUN := export
@@ -124,8 +124,8 @@ cluster: setup  ## Write the files of clusters from the values that you fill in:
 check-cluster: setup  ## Check values and the files made from them, and show greatest prices (SET=..., ARGS=--ready before you start it)
 	$(BIN)/python -m cluster.check $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
-images: setup  ## Build the container images that cluster/values/KIND.yaml names (ARGS=KIND, and options of docker build)
-	$(BIN)/python -m cluster.build_images $(ARGS)
+images: setup  ## Build the container images that clusters/SET.yaml names (SET=..., ARGS="--build-arg ...")
+	$(BIN)/python -m cluster.build_images $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
 test-images: setup  ## Install each image's packages into a clean environment and try them (minutes, gigabytes)
 	$(BIN)/python -m cluster.try_images $(ARGS)

@@ -3,6 +3,7 @@ under the names that the values use."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tomllib
@@ -16,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cluster import CLUSTER, build_images, lock, try_images
-from cluster.render import read_values
+from cluster.render import VALUES
 from pipeline.settings import ConfigError
 
 every_image = pytest.mark.parametrize("image", try_images.TRIALS)
@@ -161,47 +162,76 @@ def test_a_lock_is_made_for_a_known_image_with_the_images_python(
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("name", "message"),
     [
-        ("", "no such kind of cluster: ; known: aws"),
-        ("slurm", "slurm needs no images"),
+        ("", "name the set whose images to build before all options, as `make images SET=NAME`"),
+        ("--build-arg", "name the set whose images to build before all options"),
+        ("est", "no such kind of cluster and no such set: est; did you mean east?"),
+        ("slurm", "cluster/values/slurm.yaml: slurm needs no images"),
         ("kubernetes", r"cluster/values/kubernetes.yaml: images.preprocessing=registry.fill-in/.*: give the name"),
         ("hosts", "cluster/values/hosts.yaml: image=registry.fill-in/.*: give the name under which your nodes"),
+        ("broken", r"broken.yaml: .*unknown key 'image' .*did you mean 'images'"),
+        ("digest", "digest.yaml: image=.*: a digest is known only once the image is built; give a name with a version"),
     ],
 )
-def test_images_without_a_name_are_not_built(kind: str, message: str) -> None:
+def test_images_without_a_name_are_not_built(name: str, message: str, sets: Path) -> None:
+    write_set(sets, "east", "kubernetes")
+    write_set(sets, "broken", "kubernetes", images="image")
+    write_set(sets, "digest", "hosts", **{"training:0.1.0": f"training@sha256:{'0' * 64}"})
     with pytest.raises(ConfigError, match=message):
-        build_images.plan(kind)
+        build_images.plan(name)
 
 
-def test_the_images_that_the_values_name_are_built(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.fixture
+def sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the user's sets."""
+    folder = tmp_path / "clusters"
+    folder.mkdir()
+    monkeypatch.setattr(build_images, "SETS", folder)
+    return folder
+
+
+def write_set(folder: Path, name: str, kind: str, **changes: str) -> None:
+    """Write the example of `kind` as a set of the user, with each text of `changes` replaced."""
+    text = (VALUES / f"{kind}.yaml").read_text(encoding="utf-8").replace("fill-in", "mine")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def test_images_of_one_name_are_built_once_from_the_one_with_all_packages(sets: Path) -> None:
+    """Built one after the other, the last would take the name: the head's image, without CUDA, on GPU nodes."""
+    write_set(sets, "one", "kubernetes", **{"cloze-head": "cloze", "cloze-training": "cloze"})
+    assert build_images.plan("one") == [
+        ("preprocessing", "registry.mine/cloze-preprocessing:0.1.0"),
+        ("training", "registry.mine/cloze:0.1.0"),
+    ]
+    locks = [{line.partition("==")[0] for line in lock_of(image)} for image in build_images.SMALLER]
+    for smaller, larger in itertools.pairwise(locks):
+        assert smaller <= larger
+
+
+def test_the_images_that_a_set_names_are_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sets: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    values = {kind: read_values(kind) for kind in ("kubernetes", "hosts")}
-    for kind in values:
-        text = (CLUSTER / "values" / f"{kind}.yaml").read_text(encoding="utf-8").replace("fill-in", "mine")
-        (tmp_path / f"{kind}.yaml").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(build_images, "read_values", lambda kind: read_values(kind, folder=tmp_path))
+    write_set(sets, "east", "kubernetes")
+    write_set(sets, "cellar", "hosts")
     docker = tmp_path / "docker"
     docker.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n', encoding="ascii")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert build_images.main(["kubernetes", "--build-arg", "BASE=a:1"]) == 0
-    assert build_images.main(["hosts"]) == 0
+    assert build_images.main(["east", "--build-arg", "BASE=a:1"]) == 0
+    assert build_images.main([str(sets / "cellar.yaml")]) == 0
     calls = (tmp_path / "calls").read_text(encoding="ascii").splitlines()
     built = [re.findall(r"images/(\w+)\.Dockerfile -t (\S+)( --build-arg BASE=a:1)? \.$", call)[0] for call in calls]
     option = " --build-arg BASE=a:1"
-    assert built == [
+    assert sorted(built[:3]) == [
+        ("head", "registry.mine/cloze-head:0.1.0", option),
         ("preprocessing", "registry.mine/cloze-preprocessing:0.1.0", option),
         ("training", "registry.mine/cloze-training:0.1.0", option),
-        ("head", "registry.mine/cloze-head:0.1.0", option),
-        ("training", "registry.mine/cloze-training:0.1.0", ""),
     ]
+    assert built[3:] == [("training", "registry.mine/cloze-training:0.1.0", "")]
     assert "docker push registry.mine/cloze-head:0.1.0" in capfd.readouterr().out
     docker.write_text("#!/bin/sh\nexit 3\n", encoding="ascii")
-    assert build_images.main(["hosts"]) == 3
-    (tmp_path / "hosts.yaml").write_text(
-        (tmp_path / "hosts.yaml").read_text().replace("training:0.1.0", f"training@sha256:{'0' * 64}"), encoding="ascii"
-    )
-    with pytest.raises(ConfigError, match="a digest is known only once the image is built"):
-        build_images.plan("hosts")
+    assert build_images.main(["cellar"]) == 3
