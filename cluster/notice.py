@@ -20,6 +20,8 @@ from http.client import HTTPException
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
+
 AWS = "http://169.254.169.254"
 GCP = "http://metadata.google.internal"
 POLL_S = 5.0
@@ -92,12 +94,15 @@ def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | N
 
 def drain(address: str, *, node_id: str | None, seconds: float) -> int:
     """Drain a node (let Ray move work off it), and wait at most `seconds` until the node has left the cluster. Return
-    0, or 1 if Ray refuses or the time is over.
+    0, also if no Ray runs on this node, or 1 if Ray refuses or the time is over.
 
     `address` is the address of Ray's head. `node_id` is Ray's id of the node; None is this node. A process of its own
     talks to Ray, because a connection to a head that is gone may wait for longer than `seconds`. The wait ends early if
     the head is known (by `address` or RAY_ADDRESS) and does not answer for HEAD_SILENT_S seconds.
     """
+    if node_id is None and not has_raylet():
+        print("no Ray runs on this node; nothing is left to drain", flush=True)
+        return 0
     head = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     # A daemon, so that it ends with this process.
     process = get_context("spawn").Process(target=_drain, args=(address, node_id, seconds), daemon=True)
@@ -118,6 +123,15 @@ def drain(address: str, *, node_id: str | None, seconds: float) -> int:
         print(f"error: {why}", file=sys.stderr)
         return 1
     return 1 if process.exitcode else 0
+
+
+def has_raylet() -> bool:
+    """Whether a raylet, the process of Ray that each node has, runs on this machine or in this container.
+
+    The autoscaler drains an idle node before it ends the node. Then no raylet is left, but `ray start --block` still
+    runs, so Kubernetes runs the pod's preStop hook, and Ray would search for the raylet for a minute.
+    """
+    return any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"]))
 
 
 def answers(address: str) -> bool:

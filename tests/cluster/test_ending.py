@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cluster import head, job, local, notice
@@ -210,6 +212,7 @@ def test_a_stopped_command_has_its_time_and_its_status(started: list[subprocess.
 def test_a_notice_keeps_its_limit_where_the_head_is_gone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(notice, "has_raylet", lambda: True)
     (port,) = local.free_ports(1)
     address = f"127.0.0.1:{port}"
     began = time.monotonic()
@@ -232,6 +235,27 @@ def test_a_notice_returns_what_ray_says(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")  # the dashboard's, as for `make submit`
     assert notice.drain("auto", node_id="0", seconds=60) == 0
     assert notice.drain("auto", node_id="1", seconds=60) == 1
+
+
+def test_a_node_whose_ray_has_ended_has_nothing_to_drain(
+    started: list[subprocess.Popen[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The autoscaler drains an idle node itself. Its raylet then ends, but not `ray start --block` (Ray 2.60,
+    scripts/scripts.py), so the pod's hook runs; Ray would look for a raylet there for 60 s."""
+    mine: list[int] = []
+    every = psutil.process_iter
+    monkeypatch.setattr(psutil, "process_iter", lambda names: (each for each in every(names) if each.pid in mine))
+    monkeypatch.setattr(notice, "_drain", _leave)
+    assert notice.main(["--address=127.0.0.1:1", "--seconds=90"]) == 0
+    assert "no Ray runs on this node" in capsys.readouterr().out
+    raylet = tmp_path / "raylet"
+    shutil.copy("/bin/bash", raylet)
+    started.append(start(str(raylet), "-c", "echo ready; sleep 600; true", environment={}))
+    mine.append(started[-1].pid)
+    assert notice.has_raylet()
 
 
 def _leave(address: str, node_id: str, seconds: float) -> None:
