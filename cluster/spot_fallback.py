@@ -28,7 +28,8 @@ NO_SPOT = frozenset(
     }
 )
 """Codes with which EC2 says that it has no spot machines for this account now (Amazon EC2 API Reference, "Error codes
-for the Amazon EC2 API")."""
+for the Amazon EC2 API"; AWS's own scheduler fails over on the same ones: aws-parallelcluster-node, pull request 673,
+src/slurm_plugin/slurm_resources.py, EC2_ICE_ERROR_CODES)."""
 
 
 class SpotOrOnDemand(AWSNodeProvider):  # type: ignore[misc]

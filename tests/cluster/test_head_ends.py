@@ -1,6 +1,7 @@
-"""A lost node is made up for, a head that ends leaves a checkpoint of each job, and the same command goes on elsewhere.
+"""The walk of docs/how-to/cluster.md on local clusters, with the commands themselves.
 
-A refused job stays ended. On local clusters, with the commands themselves.
+A build and a training are submitted, a node is lost, the head is told to end and leaves a checkpoint, and the same
+command goes on elsewhere. A refused job stays ended.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
+import corpora
 from cluster import head, local
 from pipeline.settings import dump_yaml
 from processes import command_of
-from small_runs import make_config, write_small_set
+from small_runs import make_config
 from trainer.checkpoint.format import find_checkpoints
 from trainer.telemetry.metrics import read_json_lines
 
@@ -83,19 +85,22 @@ def test_a_head_that_is_told_to_end_leaves_a_checkpoint_and_the_same_command_goe
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    data, run = write_small_set(tmp_path / "data"), tmp_path / "run"
+    text = corpora.write_text(tmp_path / "text" / "corpus.txt", corpora.make_documents(200))
+    build = corpora.make_config(tmp_path, sources=[{"kind": "text", "path": str(text)}], validation_fraction=0.1)
+    data, run = Path(build.output), tmp_path / "run"
     config = make_config(
         *(data, run),
         **{"workers": 1, "cpus_per_worker": 1, "launcher": "ray", "checkpoint": {"every_steps": 25}},
         logging={"tracker": "none", "every_steps": 1},
     )
-    path = tmp_path / "c.yaml"
-    path.write_text(dump_yaml(config, given=True), encoding="utf-8")
-    train = ("--no-wait", "train", "--config", str(path))
+    for name, tree in (("b.yaml", build), ("c.yaml", config)):
+        (tmp_path / name).write_text(dump_yaml(tree, given=True), encoding="utf-8")
+    train = ("--no-wait", "train", "--config", str(tmp_path / "c.yaml"))
 
     call("local", "start", "--nodes=2")
     cluster = local.read()
     assert cluster is not None
+    call("submit", "preprocess", "--config", str(tmp_path / "b.yaml"))
     call("submit", *train, f"max_steps={STEPS}")
     wait_until(lambda: len(steps_of(run)) > 30)
     lost = kill_node_with_worker(cluster)
