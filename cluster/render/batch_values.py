@@ -90,9 +90,15 @@ class SkyValues(ClusterValues):
         if region not in ("", "*") and known is not None and not re.fullmatch(known, region):
             example = "us-east-1" if cloud == "aws" else "us-east1"
             yield f"infra={self.infra}: {cloud} has no region {region}; give one such as {cloud}/{example}"
+        zone = self.infra.partition("/")[2].partition("/")[2]
+        if known is not None and zone not in ("", "*") and region != "*" and not zone.startswith(region):
+            yield f"infra={self.infra}: the zone {zone} is not in the region {region}; make them match"
         count = self.accelerators.partition(":")[2]
         if count.isdecimal() and int(count) != self.gpu.gpus:
             yield f"accelerators={self.accelerators}, but gpu.gpus={self.gpu.gpus}; make them equal"
+        config = re.search(r"--config[ =]+(/\S+)", self.command)
+        if config and not is_unfilled(config[1]):
+            yield f"command: --config {config[1]}: nodes get this checkout alone; give a path relative to it"
         for word in self.command.split():
             name, _, value = word.strip("'\"").partition("=")
             if name in ("data", "output") and not is_url(value.strip("'\"")) and "$" not in value:

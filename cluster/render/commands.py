@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -32,23 +33,30 @@ SHELL = re.compile(r"[;&|<>()\n\r]|(^|\s)#")
 SUBSTITUTION = re.compile(r"`|\$(?![A-Za-z_{])")
 """Matches a substitution, which a shell makes outside of single quotes. Names of environment variables ($NAME) may
 stay."""
+OWN_FOLDERS = re.compile(r"/+(tmp|var/tmp|dev|proc|sys|run)(/|$)")
+"""Matches paths in folders that each node has for itself."""
+CODE = "/opt/cloze/"
+"""Folder of the repository in the images."""
 _ORIGIN = "values"
 
 
-def check_command(command: str, *, key: str, work: str, group: Group, whole: bool = False) -> None:
+def check_command(
+    command: str, *, key: str, work: str, group: Group, whole: bool = False, shared: str | None = None
+) -> None:
     """Check `command`, the command of a job of the kind `work` (train or preprocess). `key` names this value in errors.
 
-    If `whole`, the job always holds all nodes of `group`, and must use each of them. Raises ValueError, which lists
+    If `whole`, the job always holds all nodes of `group`, and must use each of them. `shared` is the only folder that
+    the nodes share, or None if they may share others. Raises ValueError, which lists
     every fault: another script, shell syntax, an unknown setting or flag, a value of the wrong type, a path that nodes
     cannot see, or more workers than `group` has room for. A command that preprocesses must also set `workers`, which
     decides how many nodes start, and `ray.resource`, because otherwise GPU nodes may start.
     """
-    faults = list(_find_faults(command, key=key, work=work, group=group, whole=whole))
+    faults = list(_find_faults(command, key=key, work=work, group=group, whole=whole, shared=shared))
     if faults:
         raise ValueError("; ".join(faults))
 
 
-def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool) -> Iterator[str]:
+def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool, shared: str | None) -> Iterator[str]:
     outside = QUOTED.sub(lambda part: part[0].replace("\\$", "") if part[0][0] == '"' else "_", command)
     found = SUBSTITUTION.search(outside) or SHELL.search(QUOTED.sub("_", command)) or re.search(r"[\n\r]", command)
     if found:
@@ -71,12 +79,19 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
         return
     if sum(word.partition("=")[0] == "--config" for word in words) > 1:
         yield f"{key}={command}: --config is given more than once; give it once"
-    if not arguments.file:
+    file = arguments.file
+    if not file:
         yield f"{key}={command}: add --config FILE; without it the job uses the sample"
+    elif file.startswith("-") or "=" in file:
+        yield f"{key}: --config {file}: give the file of the config after --config"
+    elif file.startswith("/") and not file.startswith(CODE):
+        yield from (f"{key}: --config{fault}" for fault in find_path_faults(file, shared=shared))
     if arguments.rest and work == "train":
         yield f"{key}={command}: remove -- and what follows; the trainer takes nothing there"
-    yield from _find_setting_faults(arguments.overrides, key=key, work=work)
+    yield from _find_setting_faults(arguments.overrides, key=key, work=work, shared=shared)
     settings = dict(word.split("=", 1) for word in arguments.overrides)
+    if settings.get("output") and settings["output"] in (settings.get("data"), settings.get("sources.0.path")):
+        yield f"{key}: output={settings['output']} is what the job reads; give another folder"
     yield from _find_room_faults(settings, key=key, work=work, group=group, whole=whole)
     for name, value in ONLY[work].items():
         if settings.get(name, value if work == "train" else "") not in (value, "auto"):
@@ -103,7 +118,7 @@ def _find_room_faults(settings: dict[str, str], *, key: str, work: str, group: G
         yield f"{key}: workers={workers}: the job holds {group.max_nodes} nodes and uses {needed}; lower max_nodes"
 
 
-def _find_setting_faults(overrides: Sequence[str], *, key: str, work: str) -> Iterator[str]:
+def _find_setting_faults(overrides: Sequence[str], *, key: str, work: str, shared: str | None) -> Iterator[str]:
     """Yield a message for each word of `overrides` (key=value) that the config class of `work` refuses, whatever the
     config file says; also for repeated settings and for relative paths."""
     names = [word.partition("=")[0] for word in overrides]
@@ -114,20 +129,34 @@ def _find_setting_faults(overrides: Sequence[str], *, key: str, work: str) -> It
         fault = _find_fault(CONFIGS[work], word)
         if fault:
             yield f"{key}: {fault}"
-        elif name in PATHS[work] and value not in ("", "null") and not re.search(r"^\[|\$", value):
-            yield from (f"{key}: {name}{fault}" for fault in find_path_faults(value))
+        elif _names_path(name, work=work) and value not in ("", "null") and not re.search(r"^\[|\$", value):
+            yield from (f"{key}: {name}{fault}" for fault in find_path_faults(value, shared=shared))
 
 
-def find_path_faults(path: str) -> Iterator[str]:
-    """Yield a message, which begins with `=`, if nodes of a cluster cannot reach `path`: it is relative, or the address
-    of a store that is not known or of no bucket."""
+def _names_path(name: str, *, work: str) -> bool:
+    """Whether the setting `name` names a file or folder that several nodes read or write. A working folder does not:
+    each node has its own."""
+    pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+    return pattern in PATHS[work] and name != "working_folder"
+
+
+def find_path_faults(path: str, *, shared: str | None = None) -> Iterator[str]:
+    """Yield a message, which begins with `=`, if not all nodes of a cluster reach `path`: it is relative, in a folder
+    that each node has for itself, outside `shared` (the only folder that they share, if not None), or the address of a
+    store that is not known or of no bucket."""
     if is_url(path):
         try:
             check_url(path)
         except ValueError as error:
             yield f"={'...' if '@' in path else path}: {error}"
-    elif not is_absolute(path):
+        return
+    local = path.removeprefix("file://")
+    if not is_absolute(local):
         yield f"={path}: give an absolute path that all nodes see, or an address of an object store"
+    elif OWN_FOLDERS.match(local):
+        yield f"={path}: each node has a folder of its own there; give a path that all nodes see"
+    elif shared is not None and not os.path.normpath(local).startswith(f"{shared}/"):
+        yield f"={path}: the nodes share {shared} alone; give a path in it, or an address of an object store"
 
 
 def _find_fault(cls: type[Settings], word: str) -> str | None:

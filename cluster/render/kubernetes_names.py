@@ -38,10 +38,10 @@ RULES = {
 """Maps keys of the values to the rule for their names."""
 IN_LABELS = ("kueue_queue", "volcano_queue")
 """Keys whose names also become the values of labels."""
-SELECTORS = ("gpu_node_selector", "cpu_node_selector")
+LABELS = ("gpu_node_selector", "cpu_node_selector", "monitor_labels")
 """Keys of maps from label keys to label values."""
-KEYS = ("gpu_taint",)
-"""Keys of names that are written like the keys of labels."""
+TOLERATIONS = ("gpu_tolerations", "cpu_tolerations")
+"""Keys of tolerations. Keys and values of taints are written like those of labels."""
 
 
 def find_bad_names(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -54,13 +54,16 @@ def find_bad_names(tree: Mapping[str, Any]) -> Iterator[str]:
                 yield from _check(name, key=key, rule=rule)
                 if key in IN_LABELS and len(name) > VALUE[1]:
                     yield f"{key}={name!r}: it is the value of a label; give at most {VALUE[1]} characters"
-    for key in SELECTORS:
+    for key in LABELS:
         for name, value in (tree.get(key) or {}).items():
             yield from _check_label_key(str(name), key=key)
             yield from _check(str(value), key=f"{key}.{name}", rule=VALUE)
-    for key in KEYS:
-        if isinstance(tree.get(key), str):
-            yield from _check_label_key(tree[key], key=key)
+    for key in TOLERATIONS:
+        for index, toleration in enumerate(tree.get(key) or ()):
+            if toleration["key"] is not None:
+                yield from _check_label_key(toleration["key"], key=f"{key}.{index}.key")
+            if toleration["value"] is not None:
+                yield from _check(toleration["value"], key=f"{key}.{index}.value", rule=VALUE)
 
 
 def _check_label_key(text: str, *, key: str) -> Iterator[str]:

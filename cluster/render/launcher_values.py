@@ -9,12 +9,15 @@ from typing import ClassVar, NamedTuple
 from pydantic import Field, model_validator
 
 from cluster.render import texts
-from cluster.render.machines import find_excess, find_too_many_cards
+from cluster.render.machines import find_arm, find_excess, find_too_many_cards
 from cluster.render.texts import AWS_REGION, GCP_REGION, Image, is_unfilled
 from cluster.render.values import Count, Group, Images, Price, ScalingValues
 from pipeline.settings import Settings
 
 GROUPS = ("head", "cpu", "gpu")
+BARE_PROJECTS = "(cos|ubuntu-os|debian|rocky-linux|rhel|centos|suse|opensuse|fedora-coreos|windows)-cloud"
+"""Matches the projects of Google's images of plain operating systems ("Operating system details" in the documentation
+of Compute Engine)."""
 
 
 class CloudValues(ScalingValues):
@@ -47,10 +50,9 @@ class CloudValues(ScalingValues):
         return iter(())
 
     def _find_group_faults(self) -> Iterator[str]:
-        if self.head.max_nodes != 1:
-            yield f"head.max_nodes={self.head.max_nodes}: a cluster has one head; give 1"
         for name in GROUPS:
             group: Group = getattr(self, name)
+            yield from find_arm(group, key=name)
             yield from find_excess(group, key=name)
             if not re.fullmatch(self._machine[0], group.machine):
                 yield f"{name}.machine={group.machine!r}: give a machine type, such as {self._machine[1]}"
@@ -161,13 +163,13 @@ class AwsValues(CloudValues):
             yield "capacity_block=true: capacity_reservation is missing; give the block's ID (cr-...)"
         yield from find_too_many_cards(self.efa_interfaces, key="efa_interfaces=", machine=self.gpu.machine)
         yield from self._find_foreign_images(registry=self.registry, pattern=r"[\w-]+\.dkr\.ecr\..*")
-        for name in GROUPS:
-            machine = getattr(self, name).machine
-            on_arm = re.match(r"[a-z]+\d+[a-z]*g[a-z]*\.|a1\.", machine) is not None
-            if "x86_64" in self.machine_image and on_arm:
-                yield f"{name}.machine={machine} is an ARM machine, but machine_image is x86_64; take another"
-            if "arm64" in self.machine_image and not on_arm:
-                yield f"{name}.machine={machine} is an x86_64 machine, but machine_image is for ARM; take another"
+        if "arm64" in self.machine_image:
+            yield f"machine_image={self.machine_image} is for ARM, but the images are for x86_64; take another"
+        partition = {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rpartition("-")[0].rpartition("-")[0], "aws")
+        for name in ("head_instance_profile", "worker_instance_profile"):
+            found = getattr(self, name).split(":")[1:2]
+            if found != [partition] and found[:1] in (["aws"], ["aws-cn"], ["aws-us-gov"]) and "iso" not in region:
+                yield f"{name}={getattr(self, name)}: region={region} is in the partition {partition}; make them match"
 
 
 class GcpValues(CloudValues):
@@ -208,6 +210,12 @@ class GcpValues(CloudValues):
             if list(networks.values()).count(network) > 1:
                 yield f"{key}={network} is given twice; each card needs a subnetwork of its own network"
         yield from find_too_many_cards(len(self.data_networks), key="data_networks: entries ", machine=self.gpu.machine)
+        for name in ("machine_image", "gpu_machine_image"):
+            found = re.match(rf"projects/({BARE_PROJECTS})/", getattr(self, name))
+            if found:
+                yield f"{name}={getattr(self, name)}: the images of {found[1]} have no docker for a user `ubuntu`; " + (
+                    "take one of deeplearning-platform-release, or of your own"
+                )
         for name in ("preprocessing", "training"):
             image = getattr(self.images, name)
             if re.match(r"[\w.-]+-docker\.pkg\.dev/", image) and image.count("/") < 3:
@@ -241,7 +249,7 @@ class HostsValues(ScalingValues):
 
     @model_validator(mode="after")
     def _check_hosts(self) -> HostsValues:
-        hosts = [self.head_host, *self.cpu_hosts, *self.gpu_hosts]
+        hosts = [host.lower() for host in (self.head_host, *self.cpu_hosts, *self.gpu_hosts)]
         repeated = sorted({host for host in hosts if hosts.count(host) > 1})
         if repeated:
             raise ValueError(f"{', '.join(repeated)}: give each host once, as head_host, in cpu_hosts or in gpu_hosts")

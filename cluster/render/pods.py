@@ -46,17 +46,17 @@ class PodValues(Settings):
     """Taints of nodes on which training pods may run."""
     cpu_tolerations: tuple[Toleration, ...] = ()
     """Taints of nodes on which all other pods may run."""
-    gpu_devices: dict[DeviceName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    gpu_devices: dict[DeviceName, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
     """Further devices of a training pod and their numbers, as the device plugins name them, such as rdma/hca: 8."""
     priority_class: ResourceName | None = None
     """PriorityClass of the pods; with Volcano, also of the job."""
-    grace_s: Annotated[int, Field(ge=60)] = 120
+    grace_s: Annotated[int, Field(ge=60, le=3600)] = 120
     """Seconds from the notice that a pod will end until it is killed. A job has 30 s less for its checkpoint."""
-    deadline_hours: Annotated[int, Field(ge=1)] = 168
+    deadline_hours: Annotated[int, Field(ge=1, le=8760)] = 168
     """Longest duration of a RayJob, with Volcano including its time in the queue. Then it ends with a checkpoint, and
     does not start again."""
     log_folder: Annotated[str, Field(pattern=r"^/[-A-Za-z0-9_./]+$")] | None = "/shared/logs"
-    """Folder in which each RayJob keeps its output, which outlives the pods; null keeps none."""
+    """Folder in /shared in which each RayJob keeps its output, which outlives the pods; null keeps none."""
     monitor_labels: dict[str, str] = Field(default_factory=dict)
     """Labels of pod-monitor.yaml by which your Prometheus Operator selects it, often release: NAME."""
 

@@ -52,7 +52,10 @@ def _check_image(image: str) -> str:
     host = r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?"
     if not re.fullmatch(rf"{host}{part}(?:/{part})*(?::[\w][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", image):
         raise ValueError("give HOST/PATH:VERSION, the path in lowercase letters, digits, '.', '_' and '-'")
-    return _require_version(image)
+    _require_version(image)
+    if "/" not in image:  # docker would take it for an official image of Docker Hub
+        raise ValueError("give HOST/PATH:VERSION, where the nodes fetch it")
+    return image
 
 
 def _require_version(image: str) -> str:
@@ -77,8 +80,8 @@ Word = Annotated[str, matches(rf"(?!-){PLAIN}+", "give one word without spaces, 
 Folder = Annotated[
     str,
     matches(
-        rf"(?!.*/\.\.(/|$))(?=/+[^/])/({PLAIN}|[ ])*{PLAIN}",
-        "give an absolute path without .. and without characters of a shell",
+        rf"(?!.*/\.\.(/|$))(?!/+(tmp|var/tmp|dev|proc|sys|run)(/|$))(?=/+[^/])/({PLAIN}|[ ])*{PLAIN}",
+        "give an absolute path without .. and without characters of a shell, outside of /tmp and of system folders",
         example="/shared/cloze",
     ),
 ]
@@ -190,6 +193,10 @@ Interface = Annotated[
 """A value of NCCL_SOCKET_IFNAME. The kernel's names of network cards have at most 15 characters."""
 
 
+LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+"""Matches a part of a host's name (RFC 1123, section 2.1)."""
+
+
 def _check_host(host: str) -> str:
     advice = (
         "give the name or address by which all hosts reach this host, without user and port, such as gpu1.example.org"
@@ -201,9 +208,11 @@ def _check_host(host: str) -> str:
             address = ip_address(host)
         except ValueError:
             raise ValueError(advice) from None
-        if address.is_loopback or address.is_unspecified or address.is_multicast:
+        if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local:
             raise ValueError(advice)
-    elif host == "localhost" or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host):
+        if str(address) == "255.255.255.255":
+            raise ValueError(advice)
+    elif host == "localhost" or not re.fullmatch(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", host):
         raise ValueError(advice)
     return host
 
@@ -234,5 +243,6 @@ Infra = Annotated[
     ),
 ]
 Accelerators = Annotated[
-    str, matches(r"[A-Za-z0-9._-]+:\d+", "give the GPUs of a node as NAME:COUNT", example="H100:8")
+    str,
+    matches(r"(?!.*\dO)[A-Za-z0-9._-]+:\d+", "give the GPUs of a node as NAME:COUNT (0, not O)", example="H100:8"),
 ]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from cluster.render.commands import check_command
+from cluster.render.commands import check_command, find_path_faults
 from cluster.render.pods import PodValues
 from cluster.render.texts import Image, Name
 from pipeline.settings import Settings
@@ -43,8 +43,8 @@ class Group(Settings):
     """Number of GPUs of a node."""
     min_nodes: Count = 0
     """Number of nodes that keep running even without work."""
-    max_nodes: Positive
-    """Largest number of nodes at a time."""
+    max_nodes: Annotated[int, Field(ge=1, le=5000)]
+    """Largest number of nodes at a time. Kubernetes has at most 5,000 ("Considerations for large clusters")."""
     disk_gib: Annotated[int, Field(ge=50, le=65_536)] = 200
     """Local disk of a node in GiB, with room for the operating system and the image. Clouds have no larger ones."""
     price_per_hour: Price | None = None
@@ -91,9 +91,11 @@ class ClusterValues(Settings):
     start_timeout_s must be longer."""
 
     @model_validator(mode="after")
-    def _check_gpus(self) -> ClusterValues:
+    def _check_groups(self) -> ClusterValues:
         for name in ("head", "cpu", "gpu"):
             group: Group | None = getattr(self, name, None)
+            if group is not None and name == "head" and group.max_nodes != 1:
+                raise ValueError(f"head.max_nodes={group.max_nodes}: a cluster has one head; give 1")
             if group is not None and (group.gpus > 0) != (name == "gpu"):
                 remedy = "give the number of a node" if name == "gpu" else "only the group gpu has machines with GPUs"
                 raise ValueError(f"{name}.gpus={group.gpus}: {remedy}")
@@ -135,7 +137,7 @@ class KubernetesValues(PodValues, ScalingValues):
     """Labels of nodes with GPUs."""
     cpu_node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of nodes for all other pods; {} allows any node."""
-    efa_interfaces: Count = 0
+    efa_interfaces: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of EFA devices of a GPU pod (vpc.amazonaws.com/efa); 0 without EFA."""
     shm_gib: Positive = 64
     """Size of /dev/shm in a GPU pod, in GiB. It counts as memory of the pod."""
@@ -145,7 +147,7 @@ class KubernetesValues(PodValues, ScalingValues):
     """Whether this job grows and shrinks within Kueue's quota. Needs Kueue 0.18 or later, where elastic jobs are on."""
     volcano_queue: str
     """Name of the queue of Volcano that rayjob-train-volcano.yaml uses."""
-    retries: Count = 2
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
     """How often a failed job starts again. The run's lease keeps two jobs from training in one folder."""
     images: KubernetesImages
     """Container images."""
@@ -160,13 +162,17 @@ class KubernetesValues(PodValues, ScalingValues):
 
     @model_validator(mode="after")
     def _check_pods(self) -> KubernetesValues:
+        if self.log_folder is not None:
+            for fault in find_path_faults(f"{self.log_folder}/", shared=SHARED):
+                raise ValueError(f"log_folder{fault}")
         if 2 * self.shm_gib > self.gpu.memory_gib:
             raise ValueError(
                 f"shm_gib={self.shm_gib} is more than half of gpu.memory_gib={self.gpu.memory_gib}, of which it is a "
                 f"part; lower it"
             )
         for work, command in (("train", self.commands.train), ("preprocess", self.commands.preprocess)):
-            check_command(command, key=f"commands.{work}", work=work, group=self.gpu if work == "train" else self.cpu)
+            group = self.gpu if work == "train" else self.cpu
+            check_command(command, key=f"commands.{work}", work=work, group=group, shared=SHARED)
             if "'" in command:
                 raise ValueError(f"commands.{work}={command}: KubeRay and Ray quote it again; write it without '")
         return self

@@ -37,8 +37,9 @@ def folder(tmp_path: Path) -> Path:
         path = tmp_path / ".venv" / "bin" / name
         path.write_text(f"#!/usr/bin/env bash\n{text}", encoding="ascii")
         path.chmod(0o755)
-    tree = filled_tree("slurm") | {"repository": str(tmp_path)}
-    for name, text in render("slurm", validate_values("slurm", tree, origin="test")).items():
+    values = validate_values("slurm", filled_tree("slurm"), origin="test")
+    here = values.model_copy(update={"repository": str(tmp_path)})  # which the values refuse: it is in /tmp
+    for name, text in render("slurm", here).items():
         (tmp_path / Path(name).name).write_text(text, encoding="utf-8")
     return tmp_path
 

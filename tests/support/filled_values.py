@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
+from cluster import check
 from cluster.render import VALUES, ValuesSet
+from pipeline.settings import load_tree
 
 AWS_ID = "0123456789abcdef0"
 FILLED = {
@@ -45,3 +47,11 @@ def write_set(folder: Path, text: str, *, name: str = "east") -> ValuesSet:
     file = folder / f"{name}.yaml"
     file.write_text(text, encoding="utf-8")
     return ValuesSet(file, file.with_suffix(""), shipped=False)
+
+
+def find_faults(folder: Path, kind: str, *overrides: str) -> list[str]:
+    """The faults of filled-in values with `overrides`, a set in `folder`, other than files not written yet."""
+    file = folder / "filled.yaml"
+    file.write_text(filled_text(kind), encoding="utf-8")
+    chosen = write_set(folder, yaml.safe_dump(load_tree(file, overrides=list(overrides))))
+    return [fault for fault in check.find_faults([chosen], ready=True) if "does not match" not in fault]
