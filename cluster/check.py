@@ -35,6 +35,8 @@ from trainer.config import TrainerConfig
 START_TIMEOUT_S = int(TrainerConfig.model_fields["start_timeout_s"].default)
 SCANNED = (".yaml", ".yml", ".sbatch", ".Dockerfile")
 """Suffixes of the files that are searched for secrets."""
+MADE = "# Made by `make cluster"
+"""What stands in every file that `make cluster` has made."""
 
 
 def find_faults(sets: Sequence[ValuesSet], *, ready: bool = False) -> Iterator[str]:
@@ -59,7 +61,11 @@ def find_faults(sets: Sequence[ValuesSet], *, ready: bool = False) -> Iterator[s
                     yield f"{chosen.origin}: {place} is in {other.origin} too; `ray up` takes both for one; rename it"
             for path in list_outdated(chosen, kind=kind, values=values):
                 yield f"{shorten(path)}: does not match {chosen.origin}; run `{chosen.command}`"
-            scanned |= set(render_set(chosen, kind=kind, values=values))
+            made = set(render_set(chosen, kind=kind, values=values))
+            scanned |= made
+            for path in [] if chosen.shipped else sorted(set(_list_files(chosen.folder)) - made):
+                if MADE in path.read_text(encoding="utf-8", errors="replace"):
+                    yield f"{shorten(path)}: left over, {chosen.origin} is of kind {kind} now; remove it"
         except (ConfigError, OSError) as error:
             yield str(error)
     yield from find_leaks(scanned)

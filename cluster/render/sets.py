@@ -88,7 +88,8 @@ def _choose_set(name: str, *, folder: Path) -> ValuesSet:
     file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not file.is_file():
         if name.endswith((".yaml", ".yml")):
-            raise ConfigError(f"{name}: no such file of values; make it: cp {shorten(VALUES)}/KIND.yaml {name}")
+            made = file.with_suffix(".yaml")
+            raise ConfigError(f"{name}: no such file of values; make it: cp {shorten(VALUES)}/KIND.yaml {made}")
         known = [*KINDS, *(each.file.stem for each in list_sets(folder))]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

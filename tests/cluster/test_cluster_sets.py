@@ -51,6 +51,19 @@ def test_two_clusters_of_one_provider_have_files_of_their_own(folder: Path, caps
     assert capsys.readouterr().out.endswith("faults: 0\n")
 
 
+def test_files_of_another_kind_are_left_over_in_a_set_that_changed(folder: Path) -> None:
+    chosen = write_set(folder, filled_text("aws"))
+    assert __main__.main(["east"]) == 0
+    (chosen.folder / "mine.yaml").write_text("a: 1\n", encoding="ascii")
+    write_set(folder, filled_text("slurm"))
+    assert __main__.main(["east"]) == 0
+    assert list(check.find_faults([chosen])) == [
+        f"{chosen.folder}/{name}.yaml: left over, {chosen.file} is of kind slurm now; remove it"
+        for name in ("on-demand", "spot")
+    ]
+    assert check.MADE in (chosen.folder / "train.sbatch").read_text(encoding="utf-8")
+
+
 def test_a_fault_in_one_set_does_not_touch_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(folder, filled_text("slurm").replace("hours: 24", "hours: many"), name="broken")
     write_set(folder, filled_text("slurm"), name="right")
