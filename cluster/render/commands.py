@@ -84,8 +84,9 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
         yield f"{key}={command}: add --config FILE; without it the job uses the sample"
     elif file.startswith("-") or "=" in file:
         yield f"{key}: --config {file}: give the file of the config after --config"
-    elif file.startswith("/") and not file.startswith(CODE):
-        yield from (f"{key}: --config{fault}" for fault in find_path_faults(file, shared=shared))
+    elif file.startswith("/" if shared is None else ("/", "~")) and not file.startswith(CODE):
+        for fault in find_path_faults(file, shared=shared):  # configs are read from folders alone
+            yield f"{key}: --config{fault.replace(', or an address of an object store', '')}"
     if arguments.rest and work == "train":
         yield f"{key}={command}: remove -- and what follows; the trainer takes nothing there"
     yield from _find_setting_faults(arguments.overrides, key=key, work=work, shared=shared)

@@ -110,6 +110,10 @@ name (Google Cloud)."""
 ARM = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\..*|a1\..*|p\d+e?-gb\d+\..*|(t2a|c4a|n4a|a4x)-.*")
 """Matches the machine types with ARM processors: on AWS exactly those of the list above."""
 
+WITH_GPUS = re.compile(r"(?!g4ad)(p|g|gr)\d.*\..*|[ag]\d[^.]*-.*")
+"""Matches the machine types that have NVIDIA GPUs, of AWS and of Google Cloud, also of generations that are not in the
+table. On AWS, g4ad has GPUs of AMD, and the families trn, inf and dl have other accelerators."""
+
 
 def find_arm(group: Group, *, key: str) -> Iterator[str]:
     """Yield a message if the machine type of `group` has ARM processors, for which the images are not built. `key` is
@@ -137,6 +141,9 @@ def find_excess(group: Group, *, key: str) -> Iterator[str]:
     """Yield a message for each value of `group` that its machine type does not have. `key` is the name of the group
     (such as gpu) in the messages."""
     machine = find_machine(group.machine)
+    if machine is None and group.gpus and not WITH_GPUS.fullmatch(group.machine):
+        yield f"{key}.machine={group.machine} has no NVIDIA GPU; take another"
+        return
     if machine is None:
         named = re.fullmatch(
             r"[a-z0-9]+-[a-z]+gpu-(\d+)g", group.machine

@@ -65,4 +65,7 @@ class PodValues(Settings):
         for device, key in OWN_DEVICES.items():
             if device in self.gpu_devices:
                 raise ValueError(f"gpu_devices.{device}={self.gpu_devices[device]}: set {key} instead")
+        for device in self.gpu_devices:
+            if device.endswith("gpu"):  # Ray would count it as GPUs
+                raise ValueError(f"gpu_devices.{device}: the images are for NVIDIA's GPUs; set gpu.gpus instead")
         return self

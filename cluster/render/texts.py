@@ -227,7 +227,7 @@ def _check_export(export: str) -> str:
         _check_host(host)
     except ValueError:
         share = " "
-    if ":/" not in export or not re.fullmatch(rf"{PLAIN}*", share):
+    if ":/" not in export or not re.fullmatch(rf"(?!/){PLAIN}*", share):
         raise ValueError("give the share of Filestore as HOST:/SHARE, such as 10.0.0.2:/shared")
     return export
 

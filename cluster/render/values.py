@@ -7,6 +7,7 @@ batch_values.py have the classes of the other kinds.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -35,11 +36,11 @@ class Group(Settings):
 
     machine: str = ""
     """Machine type, as the provider names it."""
-    cpus: Positive
+    cpus: Annotated[int, Field(ge=1, le=4096)]
     """Logical CPUs of a node."""
-    memory_gib: Annotated[int, Field(ge=2)]
+    memory_gib: Annotated[int, Field(ge=2, le=65_536)]
     """Memory of a node in GiB."""
-    gpus: Count = 0
+    gpus: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of GPUs of a node."""
     min_nodes: Count = 0
     """Number of nodes that keep running even without work."""
@@ -162,6 +163,12 @@ class KubernetesValues(PodValues, ScalingValues):
 
     @model_validator(mode="after")
     def _check_pods(self) -> KubernetesValues:
+        found = re.search(r"\sstart_timeout_s=(\d{1,9})(\s|$)", self.commands.train)
+        if found and int(found[1]) <= self.boot_timeout_s:
+            raise ValueError(
+                f"commands.train: start_timeout_s={found[1]}: nodes may take boot_timeout_s={self.boot_timeout_s} "
+                f"until they are ready; set more"
+            )
         if self.log_folder is not None:
             for fault in find_path_faults(f"{self.log_folder}/", shared=SHARED):
                 raise ValueError(f"log_folder{fault}")

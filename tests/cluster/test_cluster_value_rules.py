@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.render.machines import ARM, GPU_MACHINES
+from cluster.render.machines import ARM, GPU_MACHINES, WITH_GPUS
 from filled_values import find_faults
 
 TRAIN = "python trainer/run.py --config /shared/c.yaml workers=32"
@@ -22,6 +22,13 @@ PLANTED: list[tuple[str, str, str]] = [
     ("aws", "machine_image=resolve:ssm:/aws/service/ami/arm64/latest", "is for ARM, but the images are for x86_64"),
     ("gcp", "cpu.machine=c4a-standard-64", "cpu.machine=c4a-standard-64 is an ARM machine"),
     ("gcp", "head.machine=t2a-standard-8", "head.machine=t2a-standard-8 is an ARM machine"),
+    *(
+        ("aws", f"gpu.machine={name}", f"gpu.machine={name} has no NVIDIA GPU; take another")
+        for name in ("t3.2xlarge", "trn1.32xlarge", "inf2.48xlarge", "dl1.24xlarge", "g4ad.16xlarge", "i7ie.48xlarge")
+    ),
+    ("gcp", "gpu.machine=c2-standard-60", "gpu.machine=c2-standard-60 has no NVIDIA GPU; take another"),
+    ("gcp", "gpu.machine=ct5p-hightpu-4t", "gpu.machine=ct5p-hightpu-4t has no NVIDIA GPU; take another"),
+    ("gcp", "filestore=nfs://10.0.0.2/shared", "give the share of Filestore as HOST:/SHARE"),
     ("gcp", "gpu.machine=g2-standard-96", "gpu.cpus=208: a g2-standard-96 has 96; lower it"),
     ("aws", "gpu.machine=g5.12xlarge", "gpu.gpus=8: a g5.12xlarge has 4, and all cost money; give that number"),
     ("aws", "gpu.machine=p6-b300.48xlarge", "efa_interfaces=32: a p6-b300.48xlarge has 16 such network cards"),
@@ -57,8 +64,16 @@ PLANTED: list[tuple[str, str, str]] = [
     (
         "kubernetes",
         "commands.train=python trainer/run.py --config /configs/c.yaml workers=32",
-        "commands.train: --config=/configs/c.yaml: the nodes share /shared alone",
+        "commands.train: --config=/configs/c.yaml: the nodes share /shared alone; give a path in it",
     ),
+    (
+        "kubernetes",
+        "commands.train=python trainer/run.py --config ~/c.yaml workers=32",
+        "--config=~/c.yaml: give an absolute path that all nodes see",
+    ),
+    ("kubernetes", f"commands.train={TRAIN} start_timeout_s=60", "nodes may take boot_timeout_s=1500 until they are"),
+    ("kubernetes", "gpu_devices={amd.com/gpu: 8}", "the images are for NVIDIA's GPUs; set gpu.gpus instead"),
+    ("kubernetes", "gpu.memory_gib=100000", "gpu.memory_gib=100000: Input should be less than or equal to 65536"),
     ("kubernetes", "log_folder=/var/log", "log_folder=/var/log/: the nodes share /shared alone"),
     ("kubernetes", "log_folder=/shared/../logs", "the nodes share /shared alone; give a path in it"),
     ("kubernetes", "head.max_nodes=3", "head.max_nodes=3: a cluster has one head; give 1"),
@@ -105,6 +120,7 @@ RIGHT = [
     ("slurm", f"commands.preprocess={BUILD} sources.0.path=/texts/a output=/texts/b"),
     ("kubernetes", f"commands.train={TRAIN} data=s3://sets/a output=/shared//runs/a working_folder=/tmp/a"),
     ("kubernetes", f"commands.train={TRAIN.replace('/shared/c.yaml', '/opt/cloze/trainer/configs/sample.yaml')}"),
+    ("kubernetes", f"commands.train={TRAIN} start_timeout_s=1501", "gpu.gpus=16", "commands.preprocess=" + BUILD),
     ("kubernetes", "log_folder=/shared/team-a/logs", "gpu_devices={rdma/hca: 8}", "monitor_labels={release: prom-1}"),
     ("kubernetes", "gpu_tolerations=[{key: a.b/c, operator: Equal, value: x_y}, {key: null}]", "deadline_hours=8760"),
     ("skypilot", "infra=gcp/us-central1/us-central1-a", "accelerators=RTXPRO6000:8"),
@@ -124,4 +140,5 @@ def test_arm_machines_are_known_by_their_names() -> None:
     assert all(ARM.fullmatch(name) for name in [*arm.split(), "x2gd.large", "p6e-gb200.36xlarge", "a4x-highgpu-4g"])
     assert not any(ARM.fullmatch(name) for name in [*x86.split(), "p6-b200.48xlarge", "a3-highgpu-8g", "c4-standard-8"])
     assert not any(ARM.fullmatch(name) for name in GPU_MACHINES)
+    assert all(WITH_GPUS.fullmatch(name) for name in GPU_MACHINES)
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in GPU_MACHINES)
