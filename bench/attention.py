@@ -1,7 +1,8 @@
-"""Attention of one layer by every way there is on this card, forward and backward: `python -m bench.attention DATA`.
+"""Measures the attention of one layer in every way that this GPU offers, forward and backward.
 
-A part of `make bench-trainer`. All take q, k and v as one tensor and leave its gradient in one, as the model does. What
-cannot run here is named with its reason; what runs must give our output where nothing is dropped.
+Usage: python -m bench.attention DATA [SIZE]   (part of `make bench-trainer`)
+Every way takes q, k and v as one tensor and writes their gradients into one tensor, as the model does. If a way does
+not run here, the table gives the reason. Without dropout, its output must equal that of the model's own attention.
 """
 
 from __future__ import annotations
@@ -23,20 +24,27 @@ from trainer.model.attention import SequenceLayout, attend_flash, attention
 from trainer.model.dropout import draw_seeds
 
 LENGTHS = (512, 256, 128)
-"""Of sequences that are all as long; beside the rows of the data set."""
+"""Lengths of the sequences, all of one length at a time. The lengths of the data set's rows are measured too."""
 DROPOUT = 0.1
 TOLERANCE = 0.02
-"""Largest difference from our output at dropout 0: a few roundings of bf16 around 1."""
+"""The largest difference allowed from the output of our attention, at dropout 0. It is a few bf16 roundings around
+1."""
 OURS = "ours"
 
 Attend = Callable[[Tensor], Tensor]
-"""qkv [T, 3, heads, d] -> [T, heads, d]."""
+"""A function from qkv [T, 3, heads, d] to the output of attention, [T, heads, d]."""
 Way = Callable[[SequenceLayout, float], Attend]
-"""Made for a layout and a dropout; raises where it cannot run."""
+"""A function that returns the Attend for a layout and a dropout probability. It raises an error if it cannot run
+here."""
 
 
 def measure_attention(data: str, size: str) -> dict[str, Any]:
-    """Milliseconds a layer: {"rows": [{"lengths", "way", "forward", "both"} or {"lengths", "way", "reason"}]}."""
+    """Measure every way of attention with every layout of sequences, and return {"rows": [a dict for each way and
+    layout]}.
+
+    A row has "lengths", "way", and the milliseconds per layer, "forward" and "both" (forward and backward). If the way
+    does not run, "reason" replaces the milliseconds.
+    """
     setting = Setting(data, size)
     _, batches = read_steps(setting, constant_shapes=True)
     config = setting.config()
@@ -48,12 +56,12 @@ def measure_attention(data: str, size: str) -> dict[str, Any]:
 
 
 def evenly(length: int, *, tokens: int, device: str) -> SequenceLayout:
-    """Sequences of `length`."""
+    """Return the layout of `tokens` tokens in sequences of `length` tokens each."""
     return SequenceLayout(torch.arange(0, tokens + 1, length, dtype=torch.int32, device=device), length)
 
 
 def try_way(name: str, layouts: Mapping[str, SequenceLayout], *, shape: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """A row for every layout; qkv of `shape` [T, 3, heads, d]."""
+    """Yield a row of results of the way `name` for each layout. `shape` is the shape of qkv, [T, 3, heads, d]."""
     way, dropout = WAYS[name]
     for lengths, layout in layouts.items():
         device = layout.offsets.device
@@ -72,7 +80,7 @@ def try_way(name: str, layouts: Mapping[str, SequenceLayout], *, shape: tuple[in
 
 
 def time_way(attend: Attend, qkv: Tensor) -> dict[str, float]:
-    """Milliseconds forward, and forward and backward."""
+    """Return {"forward": milliseconds of a forward pass, "both": milliseconds of a forward and a backward pass}."""
     upstream = torch.ones_like(qkv[:, 0])
 
     def forward(_: int) -> None:
@@ -93,18 +101,21 @@ def time_way(attend: Attend, qkv: Tensor) -> dict[str, float]:
 
 
 def ours(layout: SequenceLayout, dropout: float) -> Attend:
-    """What the model takes for these lengths."""
+    """Return the attention that the model uses for sequences of these lengths."""
     seed = draw_seeds(1, device=layout.offsets.device)[0]
     return partial(attention, layout=layout, dropout=dropout, seed=seed)
 
 
 def flash_2(layout: SequenceLayout, dropout: float) -> Attend:
-    """torch's flash attention 2 by offsets, by the operator that has dropout."""
+    """Return flash attention 2 over packed sequences, by the torch operator that has dropout."""
     return partial(attend_flash, layout=layout, dropout=dropout)
 
 
 def varlen(layout: SequenceLayout, dropout: float, *, version: str | None = None) -> Attend:
-    """torch.nn.attention.varlen, which has no dropout; `version`: FA3 or FA4, which need packages of their own."""
+    """Return torch.nn.attention.varlen, which has no dropout, so `dropout` is ignored.
+
+    `version` is FA3 or FA4, which need packages of their own, or None for flash attention 2.
+    """
     from torch.nn import attention as functions
     from torch.nn.attention.varlen import varlen_attn
 
@@ -122,7 +133,10 @@ def varlen(layout: SequenceLayout, dropout: float, *, version: str | None = None
 
 
 def padded(layout: SequenceLayout, dropout: float, *, backend: SDPBackend) -> Attend:
-    """scaled_dot_product_attention on rows that are all as long; no padding is counted, so no mask is needed."""
+    """Return scaled_dot_product_attention with the given backend, for sequences that all have the same length.
+
+    So there is no padding, and no mask is needed. Raises ValueError if the lengths differ.
+    """
     length = layout.max_length
     if not bool((layout.offsets.diff() == length).all()):
         raise ValueError("takes sequences of one length only")
@@ -137,7 +151,10 @@ def padded(layout: SequenceLayout, dropout: float, *, backend: SDPBackend) -> At
 
 
 def flex(layout: SequenceLayout, dropout: float) -> Attend:
-    """flex_attention, compiled, over one sequence of all tokens with a mask of blocks; it has no dropout."""
+    """Return flex_attention, compiled, with a mask that keeps our sequences apart. It takes all tokens as one sequence.
+
+    It has no dropout, so `dropout` is ignored.
+    """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     offsets = layout.offsets
@@ -169,11 +186,12 @@ WAYS: Mapping[str, tuple[Way, float]] = {
     "torch's varlen, FA3, without dropout": (partial(varlen, version="FA3"), 0.0),
     "torch's varlen, FA4, without dropout": (partial(varlen, version="FA4"), 0.0),
 }
-"""Name -> (how, the dropout that is timed). FA3 and FA4 last, since they stay switched on."""
+"""For each name, (the Way, the dropout with which it is timed). FA3 and FA4 come last, because they stay switched
+on."""
 
 
 def describe(result: Mapping[str, Any]) -> str:
-    """The table of a result of measure_attention."""
+    """Return a Markdown table of what measure_attention returned."""
     rows: list[dict[str, Any]] = result.get("rows", [])
     if not rows:
         return "\n## Attention of a layer\n\nfailed\n"
@@ -196,7 +214,7 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def main(data: str, size: str = "large") -> None:
-    """Print the table, and the result as one line of JSON below it."""
+    """Print the table, and below it the measurements as one line of JSON."""
     result = measure_attention(data, size)
     print(describe(result))
     print(json.dumps({"part": "attention", **result}))

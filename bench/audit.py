@@ -1,7 +1,8 @@
-"""The auditor on a set of very many small shards: seconds, highest memory, and the most temporary files at one time.
+"""Measures the auditor on a data set of very many small shards: time, highest memory, and most temporary files at once.
 
 Usage: python -m bench.audit [--shards 20000] [--workers 2] [--temp FOLDER]
-Only the text is made up (random words). The set is built by the command of users, through both steps of the shuffle.
+Only the text is made up (random words). The data set is built by the command that users run, and it has so many shards
+that the build needs both steps of the shuffle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pipeline.settings import validate
 
 OUT = ROOT / "bench" / "out"
 _DOCUMENTS = 24
-"""Of a shard, on average. A shard needs 8."""
+"""Documents per shard, on average. A shard needs at least 8."""
 _FILES = 32
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
@@ -33,7 +34,7 @@ _COUNT_EVERY_S = _WATCH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What the build and the audit of a set took."""
+    """The costs of building and auditing a data set, with the data set's size."""
 
     shards: int
     rows: int
@@ -41,12 +42,15 @@ class Audited:
     build: Cost
     audit: Cost
     most_files: int
-    """Temporary files of the auditor at one time."""
+    """The most temporary files that the auditor had at one time."""
     most_file_bytes: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, audit, print, and write bench/out/audit.json; status 1 if the auditor finds a fault."""
+    """Build and audit the data set, print the measurements and write bench/out/audit.json.
+
+    Return 1 if the auditor finds a fault, otherwise 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.audit", description=__doc__)
     parser.add_argument("--shards", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=2)
@@ -62,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_audit(shards: int, *, workers: int, folder: Path) -> Audited:
-    """Build a set of about so many shards in `folder` and audit it. SystemExit if it has a fault."""
+    """Build a data set of about `shards` shards in `folder`, and audit it. Raises SystemExit if the auditor finds a
+    fault."""
     config = write_corpus(shards, workers=workers, folder=folder)
     build, manifest = run_build(config, folder=folder, name=f"{shards:,} shards", keep=True)
     spill = folder / "audit"
@@ -80,7 +85,7 @@ def measure_audit(shards: int, *, workers: int, folder: Path) -> Audited:
 
 
 def write_corpus(shards: int, *, workers: int, folder: Path) -> PipelineConfig:
-    """Write _DOCUMENTS of random words for each shard to `folder`, and return the config of their build."""
+    """Write _DOCUMENTS documents of random words for each shard to `folder`, and return the config of the build."""
     words = [one + other for one in _SYLLABLES for other in _SYLLABLES]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in [*_SPECIAL, *words]), encoding="ascii")
     (folder / "text").mkdir()
@@ -104,7 +109,8 @@ def write_corpus(shards: int, *, workers: int, folder: Path) -> PipelineConfig:
 
 
 def _count_files(folder: Path, most: list[int], ended: threading.Event) -> None:
-    """Until `ended`, put the highest number of files below `folder`, and of their bytes, into `most`."""
+    """Count the files below `folder` and their bytes once a second, until `ended` is set. Keep the highest of both in
+    `most`."""
     while not ended.wait(_COUNT_EVERY_S):
         sizes = []
         for path in folder.rglob("*"):
@@ -116,7 +122,7 @@ def _count_files(folder: Path, most: list[int], ended: threading.Event) -> None:
 
 
 def format_audited(found: Audited) -> list[str]:
-    """Return the numbers as lines of text."""
+    """Return the measurements as lines of text."""
     return [
         f"{found.shards:,} shards, {found.rows:,} rows, {found.tokens:,} tokens: clean",
         *(

@@ -1,7 +1,8 @@
-"""Whole builds by the command that users run, beside `tokenizers` alone and (where it is there) LDDL on the same text.
+"""Measures whole builds by the command that users run, and on the same text `tokenizers` alone and, if installed, LDDL.
 
-They take turns; the least CPU seconds of all processes count. LDDL was measured at LDDL_TIMES the CPU of `tokenizers`
-called once a sentence, which gives a ratio to it also where it is not there.
+They run in turn, `repeat` times, and the fewest CPU seconds of all processes together count. If LDDL is not installed,
+a build is compared with it through `tokenizers`: in an earlier measurement, LDDL took LDDL_TIMES the CPU seconds of
+`tokenizers`, called once per sentence.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TINY_BYTES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build of the corpus: what it took, least of all turns, and what came out."""
+    """A build of the corpus: its cost in the run with the fewest CPU seconds, and how much it produced."""
 
     name: str
     cost: Cost
@@ -45,7 +46,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Builds, and what libraries took on the same text. CPU seconds; `lddl` is None where it was not given."""
+    """All builds, and the CPU seconds of the libraries on the same text. `lddl` is None if LDDL was not measured."""
 
     text_mb: float
     documents: int
@@ -56,14 +57,20 @@ class Whole:
     lddl_rows: int
 
     def ratio(self, build: Build) -> float:
-        """CPU seconds of a build over those of `tokenizers` alone."""
+        """Return the CPU seconds of a build, divided by those of `tokenizers` alone."""
         return build.cost.cpu_s / self.tokenizers_cpu_s
 
 
 def measure_whole(
     texts: Texts, *, config: PipelineConfig, workers: Sequence[int], mask_sets: int, lddl: str | None, repeat: int
 ) -> Whole:
-    """Builds with one mask set on each number of workers, one with `mask_sets`, one of next to nothing."""
+    """Measure builds of the corpus: one for each number of workers, one with `mask_sets` mask sets, and one of a tiny
+    part.
+
+    A mask set is one choice of masked tokens for every row. The other builds have one mask set. The build of a tiny
+    part of the corpus shows what a build costs without data. `lddl` is a Python that has the `lddl` package (None: LDDL
+    is not measured).
+    """
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as name:
         folder = Path(name)
         sources = write_corpus(texts, folder / "corpus")
@@ -100,7 +107,10 @@ def measure_whole(
 
 
 def run_build(config: PipelineConfig, *, folder: Path, name: str, keep: bool = False) -> tuple[Build, Manifest]:
-    """Build `config` into `folder`/set by the command of users; the set is removed unless it is to be kept."""
+    """Build the data set of `config` into `folder`/set, by the command that users run.
+
+    Returns the build's measurement and the data set's manifest. The data set is deleted unless `keep` is true.
+    """
     output = folder / "set"
     path = folder / "config.yaml"
     tree = {**to_tree(config), "output": str(output)}
@@ -115,7 +125,7 @@ def run_build(config: PipelineConfig, *, folder: Path, name: str, keep: bool = F
 
 
 def measure_sizes(texts: Texts, *, config: PipelineConfig, mask_sets: Sequence[int], workers: int) -> list[Storage]:
-    """Sizes of sets of the corpus with so many mask sets each."""
+    """Build the corpus once for each number of mask sets in `mask_sets`. Return the sizes of the data sets on disk."""
     found = []
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as name:
         folder = Path(name)
@@ -129,7 +139,11 @@ def measure_sizes(texts: Texts, *, config: PipelineConfig, mask_sets: Sequence[i
 
 
 def run_lddl(python: str, *, source: Path, config: PipelineConfig, output: Path) -> tuple[Cost, int]:
-    """LDDL on the same documents and vocabulary; what it took, and the rows that it wrote."""
+    """Run LDDL on the documents in the folder `source`, and return its cost and how many rows it wrote.
+
+    Vocabulary and row length are those of `config`. `python` is a Python that has the `lddl` package. Raises SystemExit
+    if LDDL fails or writes no rows.
+    """
     import pyarrow.parquet as pq
 
     job = str(ROOT / "bench" / "lddl_job.py")
@@ -144,7 +158,7 @@ def run_lddl(python: str, *, source: Path, config: PipelineConfig, output: Path)
 
 
 def _write_lddl_source(documents: Sequence[Document], folder: Path) -> None:
-    """A document a line, its name first: the layout of LDDL's downloaders."""
+    """Write the documents in the format that LDDL reads: one document per line, after the document's name."""
     folder.mkdir()
     with open(folder / "0.txt", "w", encoding="utf-8") as file:
         for number, document in enumerate(documents):
@@ -159,7 +173,7 @@ def _read_all(sources: Sequence[SourceConfig]) -> Iterator[Document]:
 
 
 def _first_of(texts: Texts) -> Texts:
-    """Two pieces of a book, or a few articles: enough for a build."""
+    """Return a tiny part of the corpus that is enough for a build: two pieces of a book or 20 articles."""
     if texts.books:
         name, data = texts.books[0]
         half = min(len(data), _TINY_BYTES) // 2
@@ -172,7 +186,7 @@ def _least(one: Build, other: Build) -> Build:
 
 
 def to_json(whole: Whole) -> dict[str, Any]:
-    """Everything measured, with the ratios."""
+    """Return everything measured for the JSON file, with the ratios to `tokenizers` and LDDL."""
     tree = asdict(whole)
     for build, entry in zip(whole.builds, tree["builds"], strict=True):
         entry["of_tokenizers"] = whole.ratio(build)

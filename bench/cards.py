@@ -1,4 +1,4 @@
-"""The name of the card that is measured."""
+"""The name of the GPU that a benchmark measures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from trainer.launch.cards import find_local_card
 
 
 def name_card(device: str) -> str:
-    """`NVIDIA H200`, as nvidia-smi tells it: torch would make a CUDA context that stays on the card; CPU without one.
+    """Return the GPU's name, such as `NVIDIA H200`, or `CPU` if `device` is not cuda.
 
-    SystemExit where nvidia-smi names none.
+    The name comes from nvidia-smi, because torch would create a CUDA context that stays on the GPU. Raises SystemExit
+    if nvidia-smi names no GPU.
     """
     if device != "cuda":
         return "CPU"

@@ -1,10 +1,10 @@
-"""A build on a cluster of 1,024 workers, with its real graph and a real Dask scheduler, but without the work.
+"""Simulates a build on a cluster of 1,024 workers: the graph and the Dask scheduler are real, but the steps do no work.
 
 Usage: python -m bench.cluster [--workers 1024] [--splits 10000] [--text-gb 1000] [--hosts 4] [--temp FOLDER]
-The workers are Dask's, many in a process. Before they start, each step does its work once on as much real text as it
-has in such a build (the corpus of bench.pipeline, repeated). Then every task of the step returns that result at once,
-under another name. What is measured is what a cluster adds to the work: the time to plan, the time of all tasks
-together, and the highest memory of the main process and of the scheduler.
+First, each step of the build runs once, on as much real text as it has in a build of that size (the corpus of
+bench.pipeline, repeated). Then the build runs on many Dask workers in a few processes. There, every task of a step
+returns the result of that first run at once, with other file names. So the measurements show what a cluster adds to the
+work: the time to plan, the time of all tasks together, and the highest memory of the main process and the scheduler.
 """
 
 from __future__ import annotations
@@ -41,35 +41,36 @@ _START_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was measured: seconds of wall time, bytes of the highest resident memory, and counts."""
+    """The measurements. Times ending in `_s` are seconds, and `_bytes` of a process is its highest resident memory."""
 
     workers: int
-    """For which the graph is made. `present` of them were started."""
+    """The number of workers for which the build is planned. Only `present` workers were started."""
     present: int
     splits: int
     buckets: int
     joins: int
     tasks: int
     plan_s: float
-    """From the first line of the graph until the scheduler knows every task."""
+    """Wall time from the first line of the graph until the scheduler knows every task."""
     plan_cpu_s: float
-    """CPU seconds of the main process and the scheduler in that time."""
+    """CPU seconds of the main process and the scheduler during `plan_s`."""
     scheduler_cpu_s: float
-    """Of the whole run."""
+    """CPU seconds of the scheduler in the whole run."""
     run_s: float
-    """From then until the last task is done."""
+    """Wall time from the end of `plan_s` until the last task is done."""
     main_bytes: int
     scheduler_bytes: int
     host_bytes: int
-    """Of a process with many workers."""
+    """Memory of a process that holds many workers: the highest of all such processes."""
     fetched_bytes: int
-    """The most that one worker fetched from others."""
+    """The most bytes that one worker fetched from other workers."""
     result_bytes: dict[str, int]
-    """What each step returned, pickled, with real text. See StepResults."""
+    """For each step, the bytes of the result for real text, pickled. The keys are the fields of StepResults."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate, print, and write bench/out/cluster.json; status 1 if a goal is missed."""
+    """Simulate the build, print the measurements and write bench/out/cluster.json. Return 1 if a goal is missed,
+    otherwise 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--workers", type=int, default=1_024)
     parser.add_argument("--splits", type=int, default=10_000)
@@ -100,8 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def simulate(
     folder: Path, *, workers: int, present: int, splits: int, text_bytes: int, hosts: int, results: Path
 ) -> Found:
-    """Measure the results of the steps unless the file `results` has them. Then start a scheduler and the workers, run
-    the graph, and end them. `folder` is for temporary files."""
+    """Start a scheduler and the workers, run the build on them, end them, and return the measurements.
+
+    `results` is the file with the results of the steps. If it does not exist, each step first runs once to make it.
+    `folder` is for temporary files.
+    """
     from pipeline.engines import local  # noqa: F401 (first, since it makes Beam quiet)
 
     processes: list[subprocess.Popen[bytes]] = []
@@ -147,8 +151,10 @@ def run_graph(
     ids: Sequence[int],
     sizes: dict[str, int],
 ) -> Found:
-    """Build the graph of a build, run it on the scheduler at `address`, and measure. `ids` are its process ids, first
-    the scheduler's."""
+    """Plan a build, run it on the scheduler at `address`, and return the measurements.
+
+    `ids` are the process ids of the scheduler and of the processes with the workers, the scheduler's first.
+    """
     import apache_beam as beam
     from distributed import Client
 
@@ -216,7 +222,7 @@ def run_graph(
 
 
 def format_found(found: Found) -> list[str]:
-    """Return the numbers as lines of text."""
+    """Return the measurements as lines of text."""
     return [
         f"{found.workers:,} workers ({found.present:,} started), {found.splits:,} splits, {found.buckets:,} buckets, "
         f"{found.joins:,} joins: {found.tasks:,} tasks",
@@ -243,7 +249,7 @@ def _count_fetched(dask_worker: Any) -> int:
 
 
 def _count_tasks(dask_scheduler: Any, *, last: Any) -> int:
-    """Return the number of tasks that the scheduler knows, or 0 until it knows the last one."""
+    """Return how many tasks the scheduler knows, or 0 if it does not yet know the task `last`."""
     return len(dask_scheduler.tasks) if last in dask_scheduler.tasks else 0
 
 

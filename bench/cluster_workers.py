@@ -1,6 +1,6 @@
-"""Many Dask workers in one process, whose steps of a build return at once what a real step returned.
+"""Runs many Dask workers in one process. The steps of a build do no work here, but return the results of earlier steps.
 
-Usage: python -m bench.cluster_workers ADDRESS NUMBER RESULTS FOLDER   (started by bench.cluster)
+Usage: python -m bench.cluster_workers ADDRESS NUMBER RESULTS FOLDER (bench.cluster starts this command)
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ _WORKER_SETTINGS = {
     "distributed.admin.system-monitor.interval": "1h",
     "distributed.worker.use-file-locking": False,
 }
-"""What Dask does in each worker all the time, done seldom: 50 measurements of delays a second, and two of the process,
-which list its open files. With 256 workers in a process, even one a minute took up to 80% of its time."""
+"""Settings that make Dask do its measurements rarely. By default each worker measures its delay 50 times a second, and
+measures its process, which lists the open files, twice a second. With 256 workers in a process, even one such
+measurement per minute took up to 80% of the process's time."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run until the process is killed."""
+    """Run the workers until the process is killed."""
     address, number, results, folder = arguments
     leave_out_work(Path(results).read_bytes())
     asyncio.run(serve_workers(address, number=int(number), folder=folder))
 
 
 async def serve_workers(address: str, *, number: int, folder: str) -> None:
-    """Run `number` Dask workers of one thread in this process. `folder` is for their temporary files."""
+    """Run `number` Dask workers of one thread each in this process. `folder` is for the workers' temporary files."""
     import dask
     from distributed import Worker
 
@@ -68,7 +69,8 @@ async def serve_workers(address: str, *, number: int, folder: str) -> None:
 
 
 def leave_out_work(packed: bytes) -> None:
-    """Replace what the steps of a build do in this process by stub_steps(packed)."""
+    """Replace the functions that do a build's steps in this process by those of stub_steps. `packed` is a pickled
+    StepResults."""
     from pipeline.build import graph
     from pipeline.engines import dask_runner, local  # noqa: F401 (first, since it makes Beam quiet)
 
@@ -86,8 +88,12 @@ def leave_out_work(packed: bytes) -> None:
 
 
 def stub_steps(packed: bytes) -> dict[str, Any]:
-    """Return a function for each step of the graph, by the name that the graph has for the step's work. The functions
-    return the results of StepResults, which is `packed` (pickled): each time new objects, as if just received."""
+    """Return a function for each step of a build that does no work but returns the result that `packed` has for the
+    step.
+
+    The keys are the names of the functions in pipeline.build.graph that do the steps. `packed` is a pickled
+    StepResults. Each call returns new objects, as if they had just arrived from another process.
+    """
     known: StepResults = pickle.loads(packed)
     split, shard = pickle.dumps(known.split), pickle.dumps(known.shard)
 
@@ -125,7 +131,7 @@ def stub_steps(packed: bytes) -> dict[str, Any]:
 
 
 def _new_name(name: str) -> str:
-    """Return the name of a spill file with another random suffix."""
+    """Return the name of a spill file with its random suffix replaced by a new one."""
     return f"{name.rpartition('-')[0]}-{os.urandom(8).hex()}.arrow"
 
 

@@ -1,7 +1,7 @@
-"""The same build on each engine: wall time, CPU seconds of all its processes, and whether the bytes are the same.
+"""Runs the same build on each engine, and compares wall time, CPU seconds and the bytes of the data set.
 
-Usage: python -m bench.engines [KIND=PATH ...] [vocabulary=FILE]   (default: those of the sample in data/sample)
-CPU seconds are those of the command and of everything below it, Dask's and Ray's own processes included.
+Usage: python -m bench.engines [KIND=PATH ...] [vocabulary=FILE]   (default: the sample in data/sample)
+CPU seconds are those of the command and of all processes below it, Dask's and Ray's own processes included.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(engine: str, folder: Path, *words: str) -> dict[str, str | float]:
-    """Build into a new folder and count."""
+    """Build the data set on one engine in a new folder. Return the engine's name, the times, and the data set's hash.
+
+    `words` are the words of the command line that choose the engine.
+    """
     output = folder / engine.replace(" ", "-")
     command = [sys.executable, str(ROOT / "pipeline" / "run.py"), "--config", str(folder / "c.yaml"), *words]
     before = cpu_of_processes()
@@ -83,7 +86,7 @@ def measure(engine: str, folder: Path, *words: str) -> dict[str, str | float]:
 
 
 def cpu_of_processes() -> dict[int, float]:
-    """CPU seconds of every process below this one, by process id."""
+    """Return the CPU seconds of every process below this process, by process id."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has just ended
@@ -94,7 +97,7 @@ def cpu_of_processes() -> dict[int, float]:
 
 @contextmanager
 def dask_processes(folder: Path) -> Iterator[str]:
-    """The address of a Dask scheduler with WORKERS workers, ended afterwards."""
+    """Start a Dask scheduler with WORKERS workers for the `with` block, and yield the scheduler's address."""
     contact = folder / "scheduler.json"
     start = [sys.executable, "-m", "dask"]
     scheduler = [*start, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]

@@ -1,8 +1,9 @@
-"""Estimates beside the builds that they are of: documents, tokens, rows, bytes, CPU, wall time, memory.
+"""Compares the estimates of `pipeline.estimate` with real builds: documents, tokens, rows, bytes, CPU, time and memory.
 
-Usage: python -m bench.estimate [--config FILE] [key.sub=value ...]   (default: the 100 novels of LitBank, where
-shared/data/books beside the checkout has them, else the sample corpus; one and ten mask sets). The goal is 10% for
-documents, tokens, rows and bytes.
+Usage: python -m bench.estimate [--config FILE] [key.sub=value ...]
+The default corpus is the 100 novels of LitBank, built with one and with ten mask sets (choices of masked tokens), if
+they are in shared/data/books beside the checkout. Otherwise it is the sample corpus. The goal is an error of at most
+10% for documents, tokens, rows and bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(words: Sequence[str]) -> tuple[str, dict[str, object]]:
-    """A table of estimate and truth for one build, and the same as data."""
+    """Estimate and build one data set. Return a table that compares the two, and the same numbers as a dict.
+
+    `words` are the words of the command line that describe the build.
+    """
     parsed = split_arguments(list(words), program="bench.estimate")
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as folder:
         output = f"{folder}/set"
@@ -77,7 +81,8 @@ def compare(words: Sequence[str]) -> tuple[str, dict[str, object]]:
 
 
 def format_case(found: Estimate, *, truth: dict[str, float], words: Sequence[str]) -> list[str]:
-    """The case as a Markdown table."""
+    """Return the comparison as lines of Markdown. `truth` has the numbers of the build, by name of the estimate's
+    field."""
     lines = [
         " ".join(words),
         "",

@@ -1,8 +1,8 @@
-"""How many GPUs a host can feed: Parquet to batches, as the trainer's workers do it, without a GPU.
+"""Measures how many GPUs a host can feed: it reads Parquet and makes batches like the trainer's workers, without a GPU.
 
 Usage: python -m bench.ingest DATA [--processes N] [--steps N]
-Every process is one worker of a run of that many: it reads row groups, packs micro-batches and lays them out.
-A GPU's worth is 235,000 tokens a second.
+Each of the N processes is one worker of a run with N workers. It reads row groups, packs micro-batches and lays them
+out as tensors. A GPU is assumed to take 235,000 tokens a second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARM_UP = 4
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and print; returns the exit status."""
+    """Measure all processes at once, print the rates, and return the exit status."""
     words = list(arguments)
     options = {"processes": len(os.sched_getaffinity(0)), "steps": 40}
     for name in options:
@@ -60,7 +60,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def feed(data: str, rank: int, world_size: int, steps: int) -> tuple[int, float, float]:
-    """(tokens, seconds, CPU seconds of all threads) of one worker's steps, the first ones left out."""
+    """Make batches for `steps` steps as one worker. Return (tokens, seconds, CPU seconds of all threads).
+
+    WARM_UP steps come before these steps and are not counted.
+    """
     config = TrainerConfig.model_validate(
         {
             "data": data,
@@ -76,7 +79,7 @@ def feed(data: str, rank: int, world_size: int, steps: int) -> tuple[int, float,
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             begun, begun_cpu = time.perf_counter(), time.process_time()
-        (micro_batch,) = stream.next_step().micro_batches  # alone: the other ranks' counts are not asked for
+        (micro_batch,) = stream.next_step().micro_batches  # no all_reduce: other ranks' counts are not needed
         to_batch(micro_batch, shape=phase.shape.micro_batch, special=manifest.special, constant_shapes=True)
         tokens += micro_batch.num_tokens if micro_batch is not None and step >= WARM_UP else 0
     wall, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu

@@ -1,8 +1,8 @@
-"""Run by a Python that has the `lddl` package: LDDL's own graph on one core, as its command lays it out.
+"""Runs LDDL's own graph on one core, in the way in which LDDL's command sets it up.
 
 Usage: LDDL_PYTHON bench/lddl_job.py SOURCE_FOLDER VOCABULARY OUTPUT MAX_SEQ_LENGTH
-Dask's synchronous scheduler takes the place of LDDL's cluster of processes, which only costs more. Nothing of Cloze is
-imported.
+LDDL_PYTHON is a Python that has the `lddl` package, so this file imports nothing of Cloze. Dask's synchronous scheduler
+replaces LDDL's cluster of processes, which would only cost more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import sys
 
 
 def main(source: str, vocabulary: str, output: str, max_seq_length: str) -> None:
-    """Novels to pairs with static masks of single tokens (LDDL has no whole-word masks), every document once."""
+    """Turn the documents in the folder `source` into pairs with static masks, and write the pairs to `output`.
+
+    Each document is used once. Single tokens are masked, because LDDL cannot mask whole words.
+    """
     import dask
     import transformers
     from lddl.dask.bert import pretrain

@@ -1,7 +1,9 @@
-"""Does the product learn as transformers does? Equal steps, a resumed run, equal time; each run leaves a curve.
+"""Compares how our product and transformers learn: with equal steps, after a resume, and in equal time.
 
-A run whose curve is in the folder is not run again, and one that fails leaves the others alone. Cost on an H200:
-some 2 to 5 minutes a run of equal steps, `--minutes` and a minute of start-up a run of equal time.
+Usage: python -m bench.learning DATA [options], or --render FOLDER (see --help)
+Each run writes a curve (its losses) to a file. A run whose curve exists already is not repeated, and a run that fails
+does not stop other runs. Cost on an H200: about 2 to 5 minutes for each run of equal steps, and `--minutes` plus a
+minute of start-up for each run of equal time.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ from bench.learning_tasks import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, or render; returns the exit status: 1 where a run or a verdict failed."""
+    """Do the runs that have no curve yet, or with --render write docs/LEARNING.md. Return the exit status.
+
+    The status is 1 if a run failed or a comparison came out against us. With --render, it is also 1 if a comparison
+    could not be judged.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(given)
     if options.render:
@@ -71,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; those without a default are as the constants of bench/learning_tasks.py say."""
+    """Return the options of the command line.
+
+    If the value of --every-steps, --pairs or --launcher is None, choose_tasks and list_tasks choose it.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.learning", description=__doc__)
     add = parser.add_argument
     add("data", nargs="?", help="a data set with rows up to 512; not with --render")
@@ -99,7 +108,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def choose_tasks(options: argparse.Namespace) -> list[Task]:
-    """The runs that are asked for. SystemExit where there is none."""
+    """Return the runs that the options ask for. Raises SystemExit if there are none."""
     shared = ("steps", "tokens", "dropout", "device", "precision", "every_s")
     data = str(Path(options.data).resolve())
     tasks = list_tasks(
@@ -119,7 +128,10 @@ def choose_tasks(options: argparse.Namespace) -> list[Task]:
 
 
 def run_missing(tasks: Sequence[Task], *, folder: Path, options: argparse.Namespace, command: str) -> list[str]:
-    """Run what has no curve yet: equal steps side by side, equal time alone on a GPU. Names of those that failed."""
+    """Do the runs of `tasks` that have no curve in `folder`. Return the names of the runs that failed.
+
+    Runs of equal steps share GPUs. A run of equal time has a GPU to itself, because its speed counts.
+    """
     card = name_card(options.device)
     missing = [task for task in tasks if not has_curve(task, folder=folder)]
     failed: list[str] = []
@@ -137,7 +149,7 @@ def run_missing(tasks: Sequence[Task], *, folder: Path, options: argparse.Namesp
 
 
 def visible_gpus(device: str) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name, one by one."""
+    """Return the GPUs that this process may use, one by one, as CUDA_VISIBLE_DEVICES names them."""
     if device != "cuda":
         return [""]
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -145,7 +157,7 @@ def visible_gpus(device: str) -> list[str]:
 
 
 def has_curve(task: Task, *, folder: Path) -> bool:
-    """Whether the run's curve is there. SystemExit where it was made with other settings."""
+    """Return whether the run's curve exists. Raises SystemExit if the curve was made with other settings."""
     path = curve_path(folder, task.name)
     if not path.exists():
         return False
@@ -161,7 +173,10 @@ def has_curve(task: Task, *, folder: Path) -> bool:
 
 
 def run_task(task: Task, *, gpus: queue.Queue[str], folder: Path, card: str, command: str) -> bool:
-    """Run a task on a GPU that is free; whether it left its curve. NAME.log stays where it did not."""
+    """Do a run on the next free GPU and write its curve. Return whether this succeeded.
+
+    If the run failed, its output stays in NAME.log.
+    """
     gpu, begun, log_path = gpus.get(), time.time(), folder / f"{task.name}.log"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu}
     print(f"{task.name}: begins on {card} {gpu}", flush=True)
@@ -185,7 +200,8 @@ def run_task(task: Task, *, gpus: queue.Queue[str], folder: Path, card: str, com
 
 
 def train_transformers(task: Task, *, environment: Mapping[str, str], log: IO[str]) -> Curve:
-    """transformers' side in a process of its own. CalledProcessError where it fails."""
+    """Do a run of transformers in a new process, and return its curve. Raises CalledProcessError if the process
+    fails."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "curve.json"
         arguments = [task.dump(), str(path), str(time.time())]

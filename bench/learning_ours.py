@@ -1,4 +1,4 @@
-"""Our side of bench/learning.py: trainer/run.py as users start it, watched through its metrics.jsonl."""
+"""Our runs for bench/learning.py: starts trainer/run.py as users do, and reads the losses from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ POLL_S = 0.2
 
 
 def train_ours(task: Task, *, environment: Mapping[str, str], log: IO[str]) -> Curve:
-    """Run the product to its end; what it left, without `describe_run`. RuntimeError where steps are missing.
+    """Train with trainer/run.py and return the run's curve, without the entries of `describe_run`.
 
-    The task `resume` is stopped halfway by SIGTERM and started again by the same command.
+    The run `resume` is stopped halfway by SIGTERM and started again by the same command. Raises RuntimeError if steps
+    or evaluations are missing at the end.
     """
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
@@ -51,15 +52,19 @@ def train_ours(task: Task, *, environment: Mapping[str, str], log: IO[str]) -> C
 
 
 class Start:
-    """Starts of one command."""
+    """Starts one command, as often as `go` is called."""
 
     def __init__(self, command: Sequence[str], *, run: Path, environment: Mapping[str, str], log: IO[str]) -> None:
         self._command, self._run, self._environment, self._log = command, run, environment, log
         self.first_s = math.nan
-        """From the last start to its first step's end."""
+        """Seconds from the last start of the command to the end of its first step."""
 
     def go(self, *, stop_at: float = math.inf, seconds: float = math.inf) -> None:
-        """Run to the end; SIGTERM once it has `stop_at` steps or has trained so long after its first step."""
+        """Run the command to its end, or stop it by SIGTERM.
+
+        It is stopped once its run has done `stop_at` steps, or has trained for `seconds` since the end of its first
+        step.
+        """
         metrics = self._run / METRICS_NAME
         before, begun, told = count_lines(metrics), time.perf_counter(), False
         self.first_s = math.nan
@@ -79,14 +84,18 @@ class Start:
 
 
 def clock_of(metrics: Path) -> float:
-    """Seconds of all steps but the first."""
+    """Return the sum of the times of all steps but the first, in seconds."""
     return float(sum(step["step_s"] for step in read_json_lines(metrics)[1:]))
 
 
 def time_evaluations(
     steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, began_s: float
 ) -> Curve:
-    """The evaluations by the clock that runs from the end of the first step. `began_s`: from the start until then."""
+    """Return the evaluations with their times "time_s", and the times of start-up and training, in seconds.
+
+    "time_s" counts from the end of the first step and leaves out evaluations. `began_s` is the time from the start of
+    the command to the end of the first step.
+    """
     clock, times = 0.0, {}
     for step in steps:
         clock += step["step_s"] if step["step"] > 1 else 0.0
@@ -102,5 +111,5 @@ def time_evaluations(
 
 
 def count_lines(path: Path) -> int:
-    """Lines of a file that may not exist yet."""
+    """Return the number of lines of a file, or 0 if the file does not exist yet."""
     return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -1,4 +1,5 @@
-"""Pictures of bench/learning.py's curves for docs/LEARNING.md. Costs two seconds, most of it matplotlib's import."""
+"""Draws the curves (losses) from bench/learning.py for docs/LEARNING.md. Takes two seconds, mostly to import
+matplotlib."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PANELS = {"mlm": "masked-LM loss, nats", "nsp": "next-sentence loss, nats"}
 
 
 def draw_steps(curves: Mapping[str, Curve], path: Path) -> None:
-    """Both losses of all seeds by step."""
+    """Draw both losses by step, for the runs of all seeds."""
     chosen = [curve for curve in curves.values() if curve["part"] == "steps"]
     figure, axes = open_figure(len(PANELS))
     for axis, (loss, label) in zip(axes, PANELS.items(), strict=True):
@@ -33,7 +34,7 @@ def draw_steps(curves: Mapping[str, Curve], path: Path) -> None:
 
 
 def draw_resume(curves: Mapping[str, Curve], path: Path) -> None:
-    """The resumed run over the uninterrupted one."""
+    """Draw the losses of the resumed run over those of the uninterrupted run."""
     resumed = curves.get(f"resume-ours-{SEEDS[0]}")
     lines = {
         "uninterrupted": (curves.get(f"whole-ours-{SEEDS[0]}"), "#1f4e79", "-"),
@@ -54,7 +55,7 @@ def draw_resume(curves: Mapping[str, Curve], path: Path) -> None:
 
 
 def draw_time(curves: Mapping[str, Curve], path: Path) -> None:
-    """Held-out loss by training time, a panel for each size."""
+    """Draw the held-out loss by training time, with a panel for each model size."""
     chosen = [curve for curve in curves.values() if curve["part"] == "time"]
     sizes = sorted(dict.fromkeys(curve["size"] for curve in chosen))
     figure, axes = open_figure(len(sizes))
@@ -76,11 +77,11 @@ PICTURES: Mapping[str, Callable[[Mapping[str, Curve], Path], None]] = {
     "resume": draw_resume,
     "time": draw_time,
 }
-"""Part -> what draws learning-PART.png."""
+"""For each part of the comparison, the function that draws its picture, learning-PART.png."""
 
 
 def open_figure(panels: int) -> tuple[Any, Any]:
-    """A figure with panels side by side, readable at the width of a page."""
+    """Return a figure with `panels` panels side by side, and the axes of the panels."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -94,13 +95,14 @@ def open_figure(panels: int) -> tuple[Any, Any]:
 
 
 def line_of(losses: Sequence[float | None]) -> tuple[Any, Any]:
-    """Steps and smoothed losses."""
+    """Return (steps, smoothed losses) of the points to draw."""
     values = np.array([math.nan if loss is None else loss for loss in losses], dtype=np.float64)
     return average_down(np.arange(1.0, values.size + 1), smooth(values))
 
 
 def set_limits(axis: Any, curves: Sequence[Sequence[float | None]]) -> None:
-    """Leave out the fall of the first steps, that the end can be read."""
+    """Limit the vertical axis so that the steep fall of the first steps is left out and the end of the curves is
+    readable."""
     known = [loss for losses in curves for loss in losses[len(losses) // 50 :] if loss is not None]
     if known:
         low, high = np.quantile(known, [0.0, 0.98])
@@ -108,7 +110,7 @@ def set_limits(axis: Any, curves: Sequence[Sequence[float | None]]) -> None:
 
 
 def label_once(name: str, seen: set[str]) -> str | None:
-    """The name, the first time."""
+    """Return `name` if it is not in `seen` yet, otherwise None. So the legend lists each name once."""
     if name in seen:
         return None
     seen.add(name)
@@ -116,7 +118,7 @@ def label_once(name: str, seen: set[str]) -> str | None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write and close."""
+    """Write the figure to `path` and close it."""
     from matplotlib import pyplot as plt
 
     figure.tight_layout(w_pad=3.0)

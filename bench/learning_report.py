@@ -1,6 +1,6 @@
-"""Judges the curves of bench/learning.py and renders docs/LEARNING.md.
+"""Judges the curves (losses) from bench/learning.py, and writes the page docs/LEARNING.md.
 
-A verdict is given only if all its runs exist, on one data set and with the same settings.
+A comparison is judged only if all its runs exist and have the same data set and settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.learning_tasks import SEEDS, Curve
 
 LOSSES = {"mlm": "masked-LM", "nsp": "next-sentence"}
 LAST = 0.2
-"""Share of the steps whose mean is compared."""
+"""The losses of this last share of the steps are averaged and compared."""
 TENTHS = 10
 SAME = {
     "card": "the card",
@@ -28,7 +28,7 @@ SAME = {
     "settings": "the settings",
     "seconds": "the minutes",
 }
-"""Key that the runs of one comparison must share -> its name in the page."""
+"""For each key of a curve that must be equal in the runs of a comparison, its name on the page."""
 NOISE = (
     "Next-sentence loss falls late and steeply. Two of our runs with the same seed differed by up to 0.13 nats in the "
     "last fifth, because kernels add in another order. So that loss is noisy at these steps and its verdict weak."
@@ -37,23 +37,23 @@ NOISE = (
 
 @dataclass(slots=True)
 class Report:
-    """The page, the verdicts that do not hold, and those that could not be given."""
+    """The text of the page, and the verdicts that are against us."""
 
     text: str = ""
     failed: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
-    """Comparisons whose runs are missing or differ in their settings."""
+    """The comparisons that could not be judged, because runs are missing or differ in their settings."""
 
 
 class Verdict(NamedTuple):
-    """One verdict. holds: None if it cannot be judged."""
+    """One verdict of a comparison. `holds` is None if it could not be judged."""
 
     holds: bool | None
     text: str
 
 
 class Section(NamedTuple):
-    """One comparison."""
+    """One comparison: its section of the page, the names of its runs, and the verdicts."""
 
     title: str
     names: tuple[str, ...]
@@ -62,7 +62,7 @@ class Section(NamedTuple):
 
 
 def make_report(curves: Mapping[str, Curve]) -> Report:
-    """Judge all comparisons."""
+    """Judge all comparisons and return the report."""
     report = Report()
     sections = [judge_steps(curves), judge_resume(curves), *judge_times(curves)]
     body: list[str] = []
@@ -85,7 +85,7 @@ def make_report(curves: Mapping[str, Curve]) -> Report:
 
 
 def write_report(report: Report, *, curves: Mapping[str, Curve], docs: Path) -> None:
-    """Write LEARNING.md, and the picture of each part that has curves."""
+    """Write LEARNING.md to the folder `docs`, and a picture of each part of the comparison that has curves."""
     docs.mkdir(parents=True, exist_ok=True)
     for part, draw in PICTURES.items():
         if any(curve["part"] == part for curve in curves.values()):
@@ -94,12 +94,12 @@ def write_report(report: Report, *, curves: Mapping[str, Curve], docs: Path) -> 
 
 
 def mark(holds: bool | None) -> str:
-    """Return the word before a verdict."""
+    """Return the word that stands before a verdict on the page."""
     return {True: "Holds:", False: "FAILED:", None: "NOT JUDGED:"}[holds]
 
 
 def find_obstacle(curves: Mapping[str, Curve], names: Sequence[str]) -> str | None:
-    """Return why these runs cannot be compared, or None if they can."""
+    """Return the reason why the runs `names` cannot be compared, or None if they can be compared."""
     missing = [name for name in names if name not in curves]
     if missing:
         return f"{', '.join(missing)} did not run"
@@ -119,7 +119,8 @@ def _comparable(value: Any) -> Any:
 
 
 def judge_steps(curves: Mapping[str, Curve]) -> Section:
-    """For each loss: the mean of our seeds must not exceed the greatest of transformers'."""
+    """Judge equal steps. Each loss of our runs, averaged over the seeds, must not exceed the highest of transformers'
+    runs."""
     names = {who: [f"steps-{who}-{seed}" for seed in SEEDS] for who in ("ours", "transformers")}
     everyone = (*names["ours"], *names["transformers"])
     there = [name for name in everyone if name in curves]
@@ -152,13 +153,13 @@ def judge_steps(curves: Mapping[str, Curve]) -> Section:
 
 
 def last_mean(losses: Sequence[float | None]) -> float:
-    """Return the mean of the last fifth; NaN if one of them is not finite."""
+    """Return the mean of the last fifth of the losses, or NaN if one of these is not finite."""
     few = losses[-max(1, round(LAST * len(losses))) :]
     return sum(math.nan if loss is None else loss for loss in few) / len(few)
 
 
 def spread(values: Sequence[float]) -> str:
-    """`5.5512 (5.5401 to 5.5623)`"""
+    """Return mean, lowest and highest value as text, such as `5.5512 (5.5401 to 5.5623)`."""
     return f"{sum(values) / len(values):.4f} ({min(values):.4f} to {max(values):.4f})"
 
 
@@ -166,7 +167,8 @@ def spread(values: Sequence[float]) -> str:
 
 
 def judge_resume(curves: Mapping[str, Curve]) -> Section:
-    """With deterministic kernels, all losses of the resumed and the uninterrupted run must be equal to the last bit."""
+    """Judge the resumed run. With deterministic kernels, its losses must equal those of the uninterrupted run to the
+    last bit."""
     resumed, whole = names = (f"resume-ours-{SEEDS[0]}", f"whole-ours-{SEEDS[0]}")
     title = f"A resumed run{_size(curves, [resumed])}"
     obstacle = find_obstacle(curves, names)
@@ -193,7 +195,7 @@ def judge_resume(curves: Mapping[str, Curve]) -> Section:
 
 
 def cut_windows(steps: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) of each tenth of the steps."""
+    """Yield the range [first, stop) of each tenth of the steps."""
     return ((a, b) for a, b in pairwise(round(steps * tenth / TENTHS) for tenth in range(TENTHS + 1)) if a < b)
 
 
@@ -205,7 +207,7 @@ def _mean(losses: Sequence[float | None]) -> float:
 
 
 def judge_times(curves: Mapping[str, Curve]) -> list[Section]:
-    """Return a section for each size, in the order base, large, others."""
+    """Judge equal time for each model size. Return the sections in the order base, large, other sizes."""
     sizes = {name.split("-")[1] for name in curves if name.startswith("time-")} | {"base", "large"}
     return [
         judge_time(curves, size=size) for size in sorted(sizes, key=lambda size: (size not in ("base", "large"), size))
@@ -213,7 +215,10 @@ def judge_times(curves: Mapping[str, Curve]) -> list[Section]:
 
 
 def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
-    """At each evaluation of transformers, our last evaluation up to that time must be lower."""
+    """Judge equal time for one model size.
+
+    For each evaluation of transformers, our last evaluation up to the same time must have a lower loss.
+    """
     ours_name, their_name = names = (f"time-{size}-ours", f"time-{size}-transformers")
     title = f"Equal time, BERT {size}"
     obstacle = find_obstacle(curves, names)
@@ -256,7 +261,7 @@ def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
 
 
 def find_before(evaluations: Sequence[Mapping[str, Any]], *, time_s: float) -> Mapping[str, Any] | None:
-    """Return the last evaluation up to time_s, or None."""
+    """Return the last evaluation up to the time `time_s`, or None if there is none."""
     earlier = [each for each in evaluations if each["time_s"] <= time_s]
     return earlier[-1] if earlier else None
 
@@ -289,7 +294,7 @@ INTRODUCTION = [
 
 
 def describe_runs(curves: Mapping[str, Curve]) -> list[str]:
-    """Return the section that lists commands, seeds, cards, days, data and settings."""
+    """Return the lines of the page's section that lists commands, seeds, GPUs, days, data sets and settings."""
     lines = ["## What ran", "", "| run | seed | card | torch | transformers | day | steps |", f"{'|---' * 7}|"]
     for name, curve in curves.items():
         steps = len(curve.get("mlm") or curve["loss"])

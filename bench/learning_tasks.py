@@ -1,7 +1,8 @@
-"""The runs of bench/learning.py: what each trains, and the file that its curve is kept in.
+"""The runs of bench/learning.py: what each run trains, and the file that holds its curve (its losses).
 
-Names are steps-ours-SEED, steps-transformers-SEED, whole-ours-SEED, resume-ours-SEED, time-SIZE-ours and
-time-SIZE-transformers.
+A run is named steps-ours-SEED, steps-transformers-SEED, whole-ours-SEED, resume-ours-SEED, time-SIZE-ours or
+time-SIZE-transformers. `steps` stands for the comparison with equal steps, and `time` for the one with equal time.
+`whole` and `resume` are two equal runs, but `resume` is stopped halfway and started again.
 """
 
 from __future__ import annotations
@@ -21,30 +22,34 @@ from pipeline.dataset import read_manifest
 from trainer.config import TrainerConfig
 
 Curve: TypeAlias = dict[str, Any]
-"""What a run leaves: `describe_run` and, for each step, "mlm" and "nsp" in nats. Runs by time have "loss" (the sum of
-both), "evaluations" ([{"step", "time_s", "mlm_loss", "pairs", "masked"}]), "start_up_s" and "first_step_s"."""
+"""What a run leaves: the entries of `describe_run`, and for each step the losses "mlm" and "nsp" in nats. A run of
+transformers for equal time has "loss" (the sum of both) instead. Runs of equal time also have "evaluations" ([{"step",
+"time_s", "mlm_loss", "pairs", "masked"}]), "start_up_s" and "first_step_s"."""
 
 SEEDS = (1, 2, 3)
 STEPS, STEPS_RATE, STEPS_WARM_UP = 2_500, 1e-3, 0.05
-"""Of equal steps: their number, the peak rate, and the share that warms up; then the rate falls linearly to 0."""
+"""For equal steps: the number of steps, the peak learning rate, and the share of the steps in which the rate rises to
+the peak. Then the rate falls linearly to 0."""
 TOKENS = 32_768
-"""A step's, at most."""
+"""The maximum number of tokens of a step."""
 WARM_UP_STEPS = {"base": 200, "large": 400}
-"""Of equal time, by size; then the rate stays. BERT-Large's loss jumps for single steps after 200."""
+"""For equal time, by model size: the steps in which the learning rate rises. Then it stays. With 200 steps,
+BERT-Large's loss jumps in single steps."""
 RATES = {"base": 2e-4, "large": 5e-5}
 EVERY_STEPS = {"base": 90, "large": 35}
-"""Steps of ours between evaluations, some five seconds of an H200 at 590,000 and 230,000 tokens/s."""
+"""Our steps between evaluations, by model size. On an H200 they take about five seconds, at 590,000 and 230,000
+tokens/s."""
 PASS_ROWS = 64
-"""Of equal time: rows of a pass of transformers."""
+"""For equal time: rows in a forward and backward pass of transformers. A step has one or more passes."""
 NEVER = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run."""
+    """One run: its part of the comparison, its settings, and who trains. "ours" is this project's trainer."""
 
     part: Literal["steps", "whole", "resume", "time"]
-    """resume is stopped halfway and goes on, whole is not; both with deterministic kernels."""
+    """`resume` is stopped halfway and started again, and `whole` is not. Both use deterministic kernels."""
     who: Literal["ours", "transformers"]
     data: str
     seed: int
@@ -54,25 +59,28 @@ class Task:
     launcher: str = "processes"
     tokens: int = TOKENS
     steps: int = STEPS
-    """Of equal steps."""
+    """The number of steps, for all parts but `time`."""
     rate: float = STEPS_RATE
     seconds: float = 0.0
-    """Of equal time: how long it trains."""
+    """For `time`: how long the run trains."""
     every_steps: int = NEVER
-    """Of equal time: steps of ours between evaluations."""
+    """For `time`: steps between evaluations of our run."""
     every_s: float = 30.0
-    """Of equal time: seconds between evaluations of transformers."""
+    """For `time`: seconds between evaluations of transformers' run."""
     pairs: int = 128
-    """Of equal time: pairs of a step of transformers."""
+    """For `time`: sentence pairs in a step of transformers' run."""
     dropout: float = 0.1
 
     @property
     def name(self) -> str:
-        """Names its files."""
+        """The run's name, from which its files are named."""
         return f"time-{self.size}-{self.who}" if self.part == "time" else f"{self.part}-{self.who}-{self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """Of trainer/run.py, all but the output. transformers' run takes rows, rate and optimizer from the same."""
+        """Return the run's settings of trainer/run.py, without the output.
+
+        A run of transformers takes its rows, learning rate and optimizer from these settings too.
+        """
         of_part: dict[str, Any] = {"schedule": {"name": "linear", "warmup_fraction": STEPS_WARM_UP}}
         if self.part == "time":
             of_part["schedule"] = {"name": "constant", "warmup_steps": WARM_UP_STEPS.get(self.size, 200)}
@@ -94,16 +102,16 @@ class Task:
         }
 
     def config(self) -> TrainerConfig:
-        """The settings, checked."""
+        """Return the run's settings as a checked config."""
         return TrainerConfig.model_validate({**self.settings(), "output": "unused"})
 
     def dump(self) -> str:
-        """As `load` takes it."""
+        """Return the run as JSON, which `load` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> Task:
-        """The task that `dump` wrote."""
+        """Return the run from the JSON that `dump` returned."""
         return cls(**json.loads(text))
 
 
@@ -117,9 +125,11 @@ def list_tasks(
     launcher: str = "processes",
     **changes: Any,
 ) -> Iterator[Task]:
-    """All runs, the longest first: equal steps, the resumed run and its like, equal time of each of `sizes`.
+    """Yield all runs: first those of equal steps, then `whole` and `resume`, then those of equal time for each of
+    `sizes`.
 
-    `every_steps` and `launcher` are of equal time; `changes` of every task.
+    `size` is the model's size in all runs but those of equal time. `minutes`, `every_steps` and `launcher` are settings
+    of the runs of equal time. `changes` are fields of Task for all runs.
     """
     for seed in SEEDS:
         yield Task("steps", "transformers", data, seed, size, **changes)
@@ -145,14 +155,20 @@ def list_tasks(
 
 
 def derive_pairs(data: str, *, tokens: int) -> int:
-    """Pairs of whole passes of transformers, at least one, nearest to those of `tokens` tokens."""
+    """Return how many pairs a step of transformers should have, so that it has about `tokens` tokens.
+
+    The number is a multiple of PASS_ROWS and at least PASS_ROWS.
+    """
     manifest = read_manifest(data)
     pairs = tokens * manifest.num_rows("train") / manifest.num_tokens("train")
     return PASS_ROWS * max(1, round(pairs / PASS_ROWS))
 
 
 def describe_run(task: Task, *, card: str) -> Curve:
-    """What is known of a run before it begins; `settings` without the data set's place."""
+    """Return what is known of a run before it begins: the start of its curve. `card` is the name of the GPU.
+
+    The entry "settings" has no path of the data set, because the path differs between machines.
+    """
     manifest = read_manifest(task.data)
     settings = {key: value for key, value in task.settings().items() if key != "data"}
     return {
@@ -179,7 +195,7 @@ def describe_run(task: Task, *, card: str) -> Curve:
 
 
 def find_version(package: str) -> str | None:
-    """Version of an installed package."""
+    """Return the version of a package, or None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -187,12 +203,12 @@ def find_version(package: str) -> str | None:
 
 
 def curve_path(folder: Path, name: str) -> Path:
-    """Where the curve of a run is."""
+    """Return the path of the file that holds a run's curve."""
     return folder / f"{name}.json"
 
 
 def write_curve(folder: Path, curve: Curve) -> None:
-    """Whole or not at all."""
+    """Write a run's curve to its file atomically."""
     path = curve_path(folder, curve["name"])
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(curve) + "\n")
@@ -200,7 +216,8 @@ def write_curve(folder: Path, curve: Curve) -> None:
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
-    """All curves by name. ValueError names a file that holds none."""
+    """Return all curves in `folder` by the run's name. Raises ValueError, which names the file, if a file holds no
+    curve."""
     curves = {}
     for path in sorted(folder.glob("*.json")):
         try:

@@ -1,7 +1,10 @@
-"""transformers' side of bench/learning.py, a process: `python -m bench.learning_transformers TASK FILE BEGUN`.
+"""Does a run of transformers for bench/learning.py in this process, and writes its curve (its losses) to FILE.
 
-Equal steps: ours' rows in ours' order, each step in PARTS parts by length, eager. Equal time: rows padded to LENGTH in
-passes of PASS_ROWS, compiled; held-out rows and masks are those that the product evaluates.
+Usage: python -m bench.learning_transformers TASK FILE BEGUN
+For equal steps, transformers reads our product's rows in the same order, eagerly. The rows of a step are sorted by
+length and divided into PARTS parts, so that padding is short. For equal time, transformers is compiled and reads the
+rows padded to the maximum length, in passes of PASS_ROWS rows. It is evaluated on the held-out rows and masks that our
+product uses.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ from trainer.engine.optimizers import build_optimizer
 from trainer.model import to_batch
 
 PARTS, MULTIPLE = 4, 64
-"""Parts of a step of equal steps, each padded to a multiple of so many tokens."""
+"""For equal steps: the parts of a step, and the multiple of tokens to which each part is padded."""
 LOOK = 8
-"""Steps between looks at the clock, which wait for the device."""
+"""Steps between two readings of the clock. Each reading waits for the device."""
 
 
 class Prepared(NamedTuple):
-    """One step's data, padded in parts on the CPU."""
+    """One step's data on the CPU, in padded parts, with the counts by which the losses are divided."""
 
     parts: list[Padded]
     num_masked: int
@@ -53,20 +56,20 @@ class Prepared(NamedTuple):
 
 
 class Trainer:
-    """Model, optimizer and the step, as ours has them: AdamW's groups, schedule, clipping."""
+    """Holds transformers' model and an optimizer with our parameter groups, learning rates and clipping."""
 
     def __init__(self, task: Task, *, config: TrainerConfig) -> None:
         self._task, self._config = task, config
         manifest, begun = read_manifest(task.data), time.perf_counter()
         state = initial_state(config.model, manifest=manifest, seed=task.seed)
         self.spared_s = time.perf_counter() - begun
-        """What it took to draw our weights, which transformers alone would not."""
+        """Seconds to draw our initial weights. They do not count, because transformers alone would not need them."""
         self.model: Any = build_model(config.model, manifest=manifest, state=state, device=task.device)
         self._optimizer = build_optimizer(self.model, config=config.optimizer)
         self.step = 0
 
     def update(self) -> None:
-        """Clip, and update with the rate of the next step."""
+        """Clip the gradients, and update the weights with the learning rate of the next step."""
         self.step += 1
         nn.utils.clip_grad_norm_(self.model.parameters(), self._config.optimizer.clip_norm, foreach=True)
         for group in self._optimizer.param_groups:
@@ -75,13 +78,14 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def sums(self, padded: Padded) -> tuple[Tensor, Tensor]:
-        """Loss sums of one eager pass."""
+        """Return the sums of the masked-LM and the next-sentence losses, from an eager forward pass."""
         autocast = autocast_of(self._task.precision, device=self._task.device)
         return loss_sums(self.model, send(padded, self._task.device), autocast=autocast)
 
     @torch.no_grad()
     def evaluate(self, parts: list[Padded]) -> dict[str, Any]:
-        """Held-out losses, dropout off."""
+        """Return the masked-LM loss on the held-out rows, without dropout, and how many pairs and masked positions
+        there are."""
         self.model.eval()
         totals = torch.stack([torch.stack(self.sums(part)).double() for part in parts]).sum(0).tolist()
         self.model.train()
@@ -91,7 +95,7 @@ class Trainer:
 
 
 def train_steps(task: Task) -> Curve:
-    """Equal steps: {"mlm", "nsp"} of every step, and how long it took."""
+    """Do a run of equal steps. Return the losses of every step, {"mlm", "nsp"}, and the seconds that it took."""
     config = task.config()
     trainer, sums = Trainer(task, config=config), []
     start = time.perf_counter()
@@ -109,7 +113,7 @@ def train_steps(task: Task) -> Curve:
 
 
 def prepare_steps(task: Task, *, config: TrainerConfig) -> Iterator[Prepared]:
-    """The steps that the product takes with this config, each in parts by length."""
+    """Yield the steps that our product takes with this config, each in parts of rows of similar length."""
     pin = task.device == "cuda"
     for step, pairs in islice(read_rows(config), task.steps):
         rows = sorted(pairs, key=lambda row: len(row.input_ids))
@@ -120,9 +124,10 @@ def prepare_steps(task: Task, *, config: TrainerConfig) -> Iterator[Prepared]:
 
 
 def train_for(task: Task, *, begun: float) -> Curve:
-    """Equal time: "loss" (both summed) of every step and "evaluations"; the clock runs from the end of the first step.
+    """Do a run of equal time. Return "loss" (the sum of both losses, for each step), "evaluations" and times.
 
-    `begun`: when the process was started, seconds since the epoch.
+    Times are in seconds and count from the end of the first step. `begun` is the time at which the process was started,
+    in seconds since the epoch.
     """
     config = task.config()
     trainer, sums, evaluations = Trainer(task, config=config), [], []
@@ -154,7 +159,8 @@ def train_for(task: Task, *, begun: float) -> Curve:
 
 
 def take_step(trainer: Trainer, parts: list[Padded], *, task: Task) -> Tensor:
-    """One update by transformers' own forward pass with labels; the loss, on the device."""
+    """Make one update, with the loss that transformers itself computes from the labels. Return the loss, a tensor on
+    the device."""
     total = torch.zeros((), device=task.device)
     for part in parts:
         with autocast_of(task.precision, device=task.device):
@@ -166,7 +172,8 @@ def take_step(trainer: Trainer, parts: list[Padded], *, task: Task) -> Tensor:
 
 
 def prepare_passes(task: Task, *, config: TrainerConfig) -> Iterator[list[Padded]]:
-    """Steps of `pairs` rows of the product's stream, in passes of PASS_ROWS."""
+    """Yield steps of `task.pairs` rows, in the order in which our product reads them. A step is a list of passes of
+    PASS_ROWS rows."""
     rows = chain.from_iterable(rows for _, rows in read_rows(config))
     length = read_manifest(task.data).max_seq_length
     while True:
@@ -178,7 +185,7 @@ def prepare_passes(task: Task, *, config: TrainerConfig) -> Iterator[list[Padded
 
 
 def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
-    """What the product evaluates, in passes of PASS_ROWS."""
+    """Return the held-out rows that our product evaluates, in passes of PASS_ROWS rows."""
     opened = open_phase(config)
     plan = validation_plan(opened.manifest, shape=opened.shape.micro_batch, lanes=opened.shape.lanes)
     stream = MicroBatchStream(plan, task.data)
@@ -190,7 +197,7 @@ def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
 
 
 def read_rows(config: TrainerConfig) -> Iterator[tuple[Step, list[Row]]]:
-    """The product's steps without end, each with its pairs in order."""
+    """Yield our product's steps without end, each with its rows in order."""
     opened = open_phase(config)
     stream = MicroBatchStream(opened.plan, config.data)
     try:
@@ -202,7 +209,7 @@ def read_rows(config: TrainerConfig) -> Iterator[tuple[Step, list[Row]]]:
 
 
 def lay_out(step: Step, *, opened: OpenPhase) -> list[Row]:
-    """The pairs of a step."""
+    """Return the rows of a step."""
     shape, special = opened.shape.micro_batch, opened.manifest.special
     batches = (
         to_batch(micro_batch, shape=shape, special=special, constant_shapes=False)
@@ -213,19 +220,22 @@ def lay_out(step: Step, *, opened: OpenPhase) -> list[Row]:
 
 
 def open_phase(config: TrainerConfig) -> OpenPhase:
-    """The only phase of the config."""
+    """Return the config's only phase (part of a run), with its data set opened."""
     (phase,) = open_phases(resolve_phases(config), manifests=[read_manifest(config.data)])
     return phase
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device."""
+    """Wait until the device has done all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def main(text: str, path: str, begun: str) -> None:
-    """Run the task, and keep its curve. `begun`: seconds since the epoch."""
+    """Do the run that `text` describes (the result of Task.dump), and write its curve to `path`.
+
+    `begun` is the time at which the process was started, in seconds since the epoch.
+    """
     task = Task.load(text)
     torch.manual_seed(task.seed)
     curve = train_steps(task) if task.part == "steps" else train_for(task, begun=float(begun))

@@ -1,8 +1,9 @@
-"""A data set with Wikipedia's lengths out of any books: their sentences, cut into documents as long as articles are.
+"""Builds a data set with the lengths of Wikipedia's articles from any books, by cutting the books into short documents.
 
-Usage: python -m bench.lengths VOCAB.txt OUT BOOKS...   (BOOKS: files or an archive, as a source of kind books)
-Most of Wikipedia's articles are shorter than a row of 512 tokens, so that its rows hold 256 on average and under a
-quarter are full; novels fill nearly every row. Document lengths are drawn, with a fixed seed, as the constants say.
+Usage: python -m bench.lengths VOCAB.txt OUT BOOKS...   (BOOKS: files or an archive, as a source of kind `books`)
+Most of Wikipedia's articles are shorter than a row of 512 tokens. So its rows hold 256 tokens on average, and less than
+a quarter of them are full. Novels fill nearly every row. The lengths of the documents are drawn with a fixed seed, from
+the distribution that the constants below describe.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from pipeline.sources import list_splits, read_documents
 
 ROOT = Path(__file__).resolve().parent.parent
 MEDIAN_WORDS, SPREAD = 95.0, 1.45
-"""The logarithm of a document's words is normal: rows of 248 tokens on average, a fifth of them full."""
+"""The logarithm of a document's number of words has a normal distribution with this median (of the words) and standard
+deviation. With these values, rows have 248 tokens on average, and a fifth of the rows are full."""
 MOST_WORDS = 6_000_000
-"""Enough for 200 steps of 32,768 tokens; what the books hold more is left."""
+"""Words after which no further book is read. They are enough for 200 steps of 32,768 tokens."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Cut and build; returns the exit status of the build."""
+    """Cut the books, build the data set, and return the exit status of the build."""
     if len(arguments) < 3:
         raise SystemExit("usage: python -m bench.lengths VOCAB.txt OUT BOOKS...")
     vocabulary, out, *books = arguments
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build(sources: Sequence[Mapping[str, Any]], *, vocabulary: str, out: str, **settings: Any) -> int:
-    """Build an uncased set of rows up to 512 tokens; returns the exit status."""
+    """Build an uncased data set with rows of up to 512 tokens, and return the exit status of the build."""
     config = {
         "sources": [dict(source) for source in sources],
         "vocabulary": {"path": vocabulary, "lowercase": True},
@@ -60,7 +62,7 @@ def build(sources: Sequence[Mapping[str, Any]], *, vocabulary: str, out: str, **
 
 
 def cut(books: Sequence[str]) -> Iterator[list[str]]:
-    """The books' sentences in order, in documents of drawn lengths."""
+    """Yield the sentences of the books in order, as documents (lists of sentences) of drawn lengths."""
     draw = random.Random(1)
     taken = 0
     sources = [SourceConfig(kind="books", path=path) for path in books]

@@ -1,9 +1,10 @@
-"""The choice among near duplicates as the number of matches grows: CPU seconds and the highest memory of the one task.
+"""Measures the choice which near duplicates to drop, for growing numbers of matches: CPU seconds and highest memory.
 
 Usage: python -m bench.matches [--millions 1 2 5 10 20] [--temp FOLDER]
-Only the matches are made up: each document resembles up to four documents of a better rank, most of them near its own,
-some far away. They are written by the code of a build, joined in 1,024 parts as in a build of 1 TB, and the choice runs
-in a process of its own.
+A match is a pair of near duplicates. In a build, one single task makes this choice from all matches, so its cost must
+stay small. Here only the matches are made up: each document resembles up to four documents that have more words. The
+matches are written and joined by the build's own functions, in 1,024 parts as in a build of 1 TB of text. The choice
+runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -32,31 +33,32 @@ from pipeline.shuffle import Buckets
 
 OUT = ROOT / "bench" / "out"
 BUCKETS = Buckets(15_625, 0, 0.0)
-"""Of 1 TB of text."""
+"""The buckets (groups of documents) of a build of 1 TB of text."""
 _MOST_MATCHES = 4
 _NEAR = 1000
-"""Most matches are with one of the documents that are so many ranks better, or fewer."""
+"""In nine of ten matches, the numbers of the two documents differ by at most this much."""
 _CHUNK = 500_000
 _RESULT = "choice.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the choice took: CPU and wall seconds, and the highest resident memory of its process in bytes."""
+    """The cost of one choice. `peak_bytes` is the highest resident memory of its process."""
 
     matches: int
     documents: int
-    """With at least one match."""
+    """How many documents have at least one match."""
     dropped: int
     cpu_s: float
     wall_s: float
     peak_bytes: int
     part_cpu_s: float
-    """CPU seconds of one of the parallel pieces before the choice, on average."""
+    """CPU seconds of one of the tasks that join the matches before the choice, on average. A build runs them in
+    parallel."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and write bench/out/matches.json; returns the exit status."""
+    """Measure each number of matches, print the table, write bench/out/matches.json, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.matches", description=__doc__)
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 2, 5, 10, 20])
     parser.add_argument("--temp", help="folder of temporary files (default: the system's)")
@@ -79,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_choice(matches: int, *, folder: Path, buckets: Buckets = BUCKETS) -> Choice:
-    """Write about so many distinct matches to files in `folder`, join them, and choose in a process of its own."""
+    """Write about `matches` distinct matches to files in `folder`, join them, and measure the choice in a new
+    process."""
     files = [write_matches(some, folder=str(folder), buckets=buckets) for some in make_matches(matches)]
     began, parts = time.process_time(), range(count_parts(buckets))
     joined = [join_matches(files, part=part, folder=str(folder), buckets=buckets) for part in parts]
@@ -91,7 +94,8 @@ def measure_choice(matches: int, *, folder: Path, buckets: Buckets = BUCKETS) ->
 
 
 def choose(folder: Path) -> dict[str, Any]:
-    """Choose among the matches in `folder`, and return the fields of Choice that this process can measure."""
+    """Choose which documents to drop, given the joined matches in `folder`. Return the fields of Choice that this
+    process can measure."""
     files, buckets = pickle.loads((folder / "joined.pickle").read_bytes())
     began, cpu = time.monotonic(), time.process_time()
     chosen = write_dropped(files, path=str(folder / "chosen"), buckets=buckets)
@@ -101,8 +105,11 @@ def choose(folder: Path) -> dict[str, Any]:
 
 
 def make_matches(matches: int) -> Iterator[Matches]:
-    """Yield about so many matches, in parts. Document number i has 1 to 4 matches with documents before it, which have
-    more words."""
+    """Yield about `matches` matches (pairs of near duplicates), in several arrays.
+
+    Document number i has 1 to 4 matches with documents of lower numbers. The lower its number, the more words a
+    document has.
+    """
     documents = _count_documents(matches)
     for start in range(1, documents, _CHUNK):
         numbers = np.arange(start, min(start + _CHUNK, documents))
@@ -120,7 +127,7 @@ def make_matches(matches: int) -> Iterator[Matches]:
 
 
 def format_choice(found: Choice) -> str:
-    """Return a row of the Markdown table."""
+    """Return the measurement as a row of the Markdown table."""
     return (
         f"| {found.matches:,} | {found.documents:,} | {found.dropped:,} | {found.cpu_s:.1f} s | {found.wall_s:.1f} s | "
         f"{found.peak_bytes / 2**20:.0f} MiB | {1e6 * found.cpu_s / found.matches:.2f} s | {found.part_cpu_s:.3f} s |"
@@ -142,7 +149,7 @@ def _count(file: MatchFile) -> int:
 
 
 def _ids(numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return an id of 16 bytes for each number, V16[n]."""
+    """Return a document id of 16 bytes for each number, V16[n]."""
     keys = numbers.astype(np.uint64)
     halves = np.stack([draws.mix(keys + np.uint64(1)), draws.mix(keys + np.uint64(1 << 40))], axis=1)
     return halves.view("V16").reshape(-1)

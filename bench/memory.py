@@ -1,6 +1,7 @@
-"""Memory of a build as its input grows: the highest resident memory of every process, at a size and at ten times it.
+"""Measures the memory of a build as its input grows: the highest memory of every process, for each size of the input.
 
-The corpus is repeated with every copy made another document; one book of ONE_BOOK_BYTES is among them.
+The input is a corpus, repeated until it has the size. The copies are distinct documents, so that no exact duplicates
+are dropped. The input also has one book of ONE_BOOK_BYTES.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pipeline.config import PipelineConfig
 
 ONE_BOOK_BYTES = 50_000_000
 MOST_BYTES = 1 << 30
-"""Of any process."""
+"""The goal for the highest memory of any process."""
 MOST_GROWTH = 1.1
-"""Of the highest process, at ten times the input."""
+"""The goal for how many times as much memory any process may take if the input is ten times as large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A build of so many bytes of input."""
+    """A build, with the size of its input in bytes."""
 
     input_bytes: int
     build: Build
@@ -34,7 +35,7 @@ class Point:
 def measure_memory(
     texts: Texts, *, config: PipelineConfig, sizes: Sequence[int], workers: int, one_book_bytes: int = ONE_BOOK_BYTES
 ) -> list[Point]:
-    """A build at each size, in order."""
+    """Build the corpus `texts` once for each of `sizes` (input bytes). Return the measurements in the same order."""
     points = []
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="cloze-bench-") as name:
@@ -49,7 +50,10 @@ def measure_memory(
 
 
 def to_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Everything measured, with the growth of the highest process since the first."""
+    """Return all measurements of all builds for the JSON file.
+
+    "growth" is the highest memory of any process, divided by that of the first build.
+    """
     first = points[0].build.cost.highest_bytes
     return [
         {

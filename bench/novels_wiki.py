@@ -1,8 +1,8 @@
-"""A data set of novels and Wikipedia's articles in rows up to 512 tokens, small enough to send to a GPU host.
+"""Builds a data set of novels and Wikipedia articles with rows of up to 512 tokens, small enough to send to a GPU host.
 
-Usage: python -m bench.novels_wiki VOCAB.txt OUT BOOKS DUMP [SHARE]   (SHARE of the novels' chapters, 0 to 1)
-With the default, LitBank's 100 novels and gensim's extract of the English dump make 11 million tokens, 22 MB. Chapters
-and articles are held out by hash, FRACTION of them.
+Usage: python -m bench.novels_wiki VOCAB.txt OUT BOOKS DUMP [SHARE]   (SHARE: the share of the chapters to use, 0 to 1)
+With the default share, LitBank's 100 novels and gensim's extract of the English dump make 11 million tokens, 22 MB. The
+share FRACTION of the chapters and articles is held out, chosen by hash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FRACTION, MASK_SETS, SHARE = 0.02, 2, 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build; returns the exit status of the build."""
+    """Build the data set, and return the exit status of the build."""
     if len(arguments) not in (4, 5):
         raise SystemExit("usage: python -m bench.novels_wiki VOCAB.txt OUT BOOKS DUMP [SHARE]")
     vocabulary, out, books, dump = (str(Path(path).resolve()) for path in arguments[:4])

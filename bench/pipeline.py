@@ -1,9 +1,10 @@
-"""What preparing data costs: stages and whole builds on one core and several, memory, storage, and the plan at scale.
+"""Measures what preparing data costs: single stages, whole builds, memory, storage, and planning a very large data set.
 
-Usage: python -m bench.pipeline [--help] [BOOKS.txt|BOOKS.tar.xz|DUMP.xml.bz2 ...]   (default: the 100 novels of LitBank
-and an extract of an English Wikipedia dump, where shared/data beside the checkout has them, else the sample corpus)
-CPU seconds count, not wall time, and libraries take turns with us: other work on the machine slows all of them alike.
-Sections go to bench/pipeline.json and .md; those that are not measured this time stay as they were, with their date.
+Usage: python -m bench.pipeline [--help] [BOOKS.txt|BOOKS.tar.xz|DUMP.xml.bz2 ...]
+The default corpus is the 100 novels of LitBank and an extract of an English Wikipedia dump if these files are in
+shared/data beside the checkout, and otherwise the sample corpus. CPU seconds count, not wall time. Libraries and our
+code run in turn, so that other work on the machine slows both. The results go to bench/pipeline.json and
+bench/pipeline.md. A section that is not measured this time keeps its earlier results and their date.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SECTIONS = ("stages", "whole", "storage", "scale")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what was asked for and write the tables."""
+    """Measure the sections that the user asks for, write the tables, and return the exit status."""
     given = _parse(arguments)
     sources = choose_sources(given.corpus)
     config = bench_config(sources, vocabulary=given.vocabulary, max_seq_length=given.max_seq_length)
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(name: str, *, texts: Texts | None, config: PipelineConfig, given: argparse.Namespace) -> dict[str, Any]:
-    """One section as data."""
+    """Measure the section `name` and return its part of pipeline.json. `given` holds the options of the command."""
     if name == "scale":
         return scale.to_json(scale.measure_scale(rows=200_000_000, shards=20_000, ranks=1_024))
     assert texts is not None
@@ -96,7 +97,11 @@ def measure(name: str, *, texts: Texts | None, config: PipelineConfig, given: ar
 
 
 def choose_sources(files: Sequence[str]) -> tuple[SourceConfig, ...]:
-    """Sources of the given files by their names; without files, the default corpus. SystemExit where none is there."""
+    """Return the corpus that consists of `files`, or the default corpus if there are no files.
+
+    A file is a Wikipedia dump if its name contains .xml, and otherwise it holds books. Raises SystemExit if there is no
+    default corpus.
+    """
     if files:
         return tuple(
             SourceConfig(kind="wikipedia" if ".xml" in Path(name).name else "books", path=name) for name in files
@@ -109,7 +114,10 @@ def choose_sources(files: Sequence[str]) -> tuple[SourceConfig, ...]:
 
 
 def bench_config(sources: Sequence[SourceConfig], *, vocabulary: str | None, max_seq_length: int) -> PipelineConfig:
-    """Settings of every build here: one pass, whole words, nothing held out."""
+    """Return the config of the benchmarks' builds: one pass over the documents, masks of whole words, nothing held out.
+
+    Raises SystemExit if there is no vocabulary.
+    """
     known = [Path(vocabulary)] if vocabulary is not None else [path for path in _VOCABULARIES if path.is_file()]
     if not known or not known[0].is_file():
         raise SystemExit(f"{(known or _VOCABULARIES)[-1]} is absent: run `make vocabulary` first, or name --vocabulary")

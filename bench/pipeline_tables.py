@@ -1,4 +1,5 @@
-"""The measured sections as Markdown: one table each, with the goals beside what was reached. Pure."""
+"""Formats the sections of bench.pipeline as Markdown: one table for each section, with the goals and whether they are
+met."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from bench.storage import GOAL
 
 TOKENIZERS_MTOK_S = 0.88
 PARSER_MB_S = 2.53
-"""Rates of `tokenizers` (a call a sentence) and mwparserfromhell on the otherwise idle core that the goals are for."""
+"""Rates of `tokenizers` (called once per sentence) and of mwparserfromhell on an idle core. The goals are for this
+core."""
 _GOALS = {
     "wikitext to text": (8.0, "MB/s"),
     "text to token ids": (3.0, "Mtok/s"),
@@ -21,11 +23,12 @@ _GOALS = {
 }
 
 _WHOLE_GOALS = ((1.36, 3), (0.82, 5))
-"""CPU seconds over those of `tokenizers`, and how many times less than LDDL's that is."""
+"""Goals as (most CPU seconds of a build relative to `tokenizers`, how many times fewer than LDDL's CPU seconds this
+is)."""
 
 
 def render(tree: Mapping[str, Any]) -> str:
-    """All sections that are there."""
+    """Return the page with all sections that `tree`, the content of pipeline.json, has."""
     parts = ["# What preparing data costs", "`make bench-pipeline` (bench/pipeline.py) writes this; CPU seconds count."]
     for name, (title, table) in _TABLES.items():
         if name in tree:

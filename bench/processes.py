@@ -1,6 +1,7 @@
-"""Runs a command and watches its process tree: CPU seconds, wall seconds, and the highest memory of each process.
+"""Runs a command and measures its processes: CPU seconds, wall seconds, and the highest memory of each process.
 
-A process's peak is the kernel's own high-water mark, read until it ends; what it grows in its last WATCH_S is missed.
+The highest memory of a process is read from the kernel, which records it, every WATCH_S seconds. What a process
+allocates after the last reading is missed.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ WATCH_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a command took, all its processes together; memory is resident memory in bytes."""
+    """The cost of a command over all its processes. Memory is resident memory in bytes."""
 
     cpu_s: float
     wall_s: float
     main_bytes: int
-    """Highest of the process that was started."""
+    """The highest memory of the process that was started."""
     worker_bytes: int
-    """Highest of any process below it; 0 where there is none."""
+    """The highest memory of any child process, or 0 if there is no child process."""
     tree_bytes: int
-    """Highest sum over the tree at one time."""
+    """The highest sum of the memory of all processes at one time."""
     workers: int
-    """Processes below it."""
+    """How many child processes there were, with their own children."""
 
     @property
     def highest_bytes(self) -> int:
-        """Highest of any process."""
+        """The highest memory of any process, in bytes."""
         return max(self.main_bytes, self.worker_bytes)
 
 
@@ -48,7 +49,11 @@ def watch(
     folder: Path = ROOT,
     watch_s: float = WATCH_S,
 ) -> Cost:
-    """Run a command to its end. Its last words are in the SystemExit where it fails."""
+    """Run a command to its end in the folder `folder`, and return its cost.
+
+    `environment` is added to this process's environment. `watch_s` is the time between two measurements, in seconds.
+    Raises SystemExit with the end of the command's standard error if the command fails.
+    """
     started, before = time.monotonic(), os.times()
     with tempfile.TemporaryFile("w+", errors="replace") as words:  # a pipe that nobody reads would fill
         process = subprocess.Popen(
@@ -67,7 +72,7 @@ def watch(
     waited = after.children_user + after.children_system - before.children_user - before.children_system
     main = peaks.pop(process.pid, 0)
     return Cost(
-        cpu_s=max(waited, sum(cpu_s.values())),  # what nobody waited for is in the samples alone
+        cpu_s=max(waited, sum(cpu_s.values())),  # only the samples have processes that nobody waited for
         wall_s=time.monotonic() - started,
         main_bytes=main,
         worker_bytes=max(peaks.values(), default=0),
@@ -79,7 +84,11 @@ def watch(
 def _follow(
     root: psutil.Process, *, process: subprocess.Popen[bytes], watch_s: float
 ) -> tuple[dict[int, int], dict[int, float], int]:
-    """Peak memory and CPU seconds of every process seen, and the highest sum of memory."""
+    """Measure a process and all processes below it, every `watch_s` seconds until it ends.
+
+    Returns (highest memory of each process in bytes by process id, CPU seconds of each process by process id, highest
+    sum of the memory of all processes at one time).
+    """
     peaks: dict[int, int] = {}
     cpu_s: dict[int, float] = {}
     tree = 0
@@ -99,7 +108,7 @@ def _follow(
 
 
 def peak_bytes(process: int | str = "self") -> int:
-    """The high-water mark of a process's resident memory; 0 where the system has no /proc."""
+    """Return the highest resident memory that a process has had, in bytes, or 0 if the system has no /proc."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
@@ -108,13 +117,13 @@ def peak_bytes(process: int | str = "self") -> int:
 
 
 def reset_peak() -> None:
-    """Let this process's high-water mark begin again at what is resident now (Linux)."""
+    """Forget the highest memory of this process, so that peak_bytes counts from now on (Linux only)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def describe_machine() -> str:
-    """Processor and number of cores that this process may use."""
+    """Return the processor's name and the number of cores that this process may use."""
     name = os.uname().machine
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

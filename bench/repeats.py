@@ -1,6 +1,7 @@
-"""Corpora of any size out of a small one: each copy of a document is made another document, by a sentence before it.
+"""Makes a corpus of any size by repeating a small corpus. Each copy of a document begins with a sentence of its own.
 
-Books become files of kind books, articles a plain XML dump; one book of many joined ones may be added.
+So no copy is an exact duplicate of another. Books are written as files of kind `books`, and articles as a Wikipedia
+dump. One very large book, made of many books, can be added.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The raw documents of a corpus: bytes of book files by name, markup of articles by title."""
+    """The raw documents of a corpus: (file name, bytes) of each book, and (title, markup) of each article."""
 
     books: tuple[tuple[str, bytes], ...]
     articles: tuple[tuple[str, str], ...]
@@ -41,12 +42,13 @@ class Texts:
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of books and markup."""
+        """The size of all books and articles in bytes of UTF-8."""
         return sum(len(data) for _, data in self.books) + sum(len(text.encode()) for _, text in self.articles)
 
 
 def read_texts(sources: Sequence[SourceConfig], *, most_bytes: int | None = None) -> Texts:
-    """Books and articles of the sources (kinds books and wikipedia), in order, up to about `most_bytes` of books."""
+    """Return all articles of the sources (kinds `books` and `wikipedia`), and the first books up to about
+    `most_bytes`."""
     books: list[tuple[str, bytes]] = []
     articles: list[tuple[str, str]] = []
     size = 0
@@ -62,7 +64,8 @@ def read_texts(sources: Sequence[SourceConfig], *, most_bytes: int | None = None
 
 
 def read_articles(source: SourceConfig) -> Iterator[Page]:
-    """Every article of a source's dumps that is no redirect, in order."""
+    """Yield every article of a source's dumps, in order. Redirects are left out, and so are pages that are too
+    large."""
     for path in list_files(source, label="corpus"):
         for page in DumpReader(path, most_characters=DEFAULT_BUDGET.num_bytes).read(read_pieces(path)):
             if page.namespace in (0, None) and not page.is_redirect and not page.over_budget:
@@ -87,8 +90,11 @@ def _read_books(source: SourceConfig) -> Iterator[tuple[str, bytes]]:
 def write_corpus(
     texts: Texts, folder: Path, *, num_bytes: int | None = None, one_book_bytes: int = 0
 ) -> tuple[SourceConfig, ...]:
-    """Files of the texts in `folder`, repeated as distinct documents up to `num_bytes` (None: once, as they are), and
-    one more book of about `one_book_bytes`; returns the sources that read them."""
+    """Write the texts as files to `folder`, and return the sources that read these files.
+
+    If `num_bytes` is given, the texts are repeated as distinct documents, up to about this size. If `num_bytes` is
+    None, they are written once, unchanged. If `one_book_bytes` is not 0, one more book of about this size is added.
+    """
     copies = 1 if num_bytes is None else max(1, round((num_bytes - one_book_bytes) / max(1, texts.num_bytes)))
     sources: list[SourceConfig] = []
     if texts.books:

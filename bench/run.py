@@ -1,4 +1,5 @@
-"""Every benchmark of this machine, one after another; the pipeline's tables go to bench/, others to bench/out/."""
+"""Runs the pipeline's benchmarks on this machine: bench.pipeline, which writes its tables to bench/, then
+bench.estimate."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from bench import estimate, pipeline
 
 
 def main() -> int:
-    """Run the benchmarks; returns the exit status."""
+    """Run the benchmarks and return the exit status."""
     return pipeline.main(sys.argv[1:]) or estimate.main([])
 
 

@@ -1,8 +1,9 @@
-"""A manifest as that of a web-scale corpus: opened, planned, and sliced for every rank of a large run.
+"""Measures how long a rank of a large run takes to open the manifest of a web-scale data set and plan an epoch.
 
 Usage: python -m bench.scale [--rows 200000000] [--shards 20000] [--ranks 1024]
-Only numbers are made up: row groups of about a million tokens at Wikipedia's mean length. What is measured is what each
-rank of a run does before its first step, and what all of them together would.
+The manifest is made up: row groups of about a million tokens, with Wikipedia's mean length. Each rank of a run opens
+the manifest, plans the epoch, and lists its slices of row groups before its first step. Here, one process lists the
+slices of all ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _SHAPE = MicroBatchShape(tokens=32_768, pairs=256, masked=8_192, max_seq_length=
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds of each part, wall, in a process that does nothing else; and its highest resident memory."""
+    """The measurements. Wall times are in seconds, from a process that does nothing else.
+
+    `blocks` is the number of slices of row groups. `peak_bytes` is the highest resident memory of the process.
+    """
 
     rows: int
     shards: int
@@ -59,12 +63,13 @@ class Scale:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of all times, in seconds."""
         return self.open_s + self.plan_s + self.slice_s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure in a process of its own, print, and write bench/out/scale.json; status 1 where a goal is missed."""
+    """Measure in a new process, print the measurements and write bench/out/scale.json. Return 1 if a goal is missed,
+    otherwise 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000_000)
     parser.add_argument("--shards", type=int, default=20_000)
@@ -83,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_scale(*, rows: int, shards: int, ranks: int) -> Scale:
-    """Write the manifest, then open, plan and slice it in a fresh process."""
+    """Write a made-up manifest, and measure in a new process how long it takes to open it, plan an epoch and list all
+    slices."""
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as folder:
         write_manifest(folder, make_manifest(rows=rows, shards=shards), run={})
         watch([sys.executable, "-m", "bench.scale", "--opened", folder, "--ranks", str(ranks)])
@@ -97,7 +103,8 @@ def measure_scale(*, rows: int, shards: int, ranks: int) -> Scale:
 
 
 def make_manifest(*, rows: int, shards: int) -> Manifest:
-    """Shards of equal size in row groups of GROUP_ROWS, their tokens drawn around MEAN_LENGTH a row."""
+    """Return a manifest of shards of equal size, with row groups of GROUP_ROWS rows of about MEAN_LENGTH tokens
+    each."""
     drawn = np.random.default_rng(1)
     each = rows // shards
     groups = tuple([GROUP_ROWS] * (each // GROUP_ROWS) + ([each % GROUP_ROWS] if each % GROUP_ROWS else []))
@@ -144,7 +151,10 @@ def make_manifest(*, rows: int, shards: int) -> Manifest:
 
 
 def slice_plan(root: Path, *, ranks: int) -> Scale:
-    """Open the manifest in `root`, plan an epoch, and list the row groups that every rank reads."""
+    """Open the manifest in the folder `root`, plan an epoch, and list the slices of row groups that every rank reads.
+
+    Returns the measurements.
+    """
     began = time.perf_counter()
     manifest = read_manifest(root)
     opened = time.perf_counter()
@@ -170,7 +180,7 @@ def slice_plan(root: Path, *, ranks: int) -> Scale:
 
 
 def format_scale(found: Scale) -> list[str]:
-    """A Markdown table."""
+    """Return the measurements as lines of Markdown."""
     return [
         f"{found.rows:,} rows in {found.shards:,} shards ({found.row_groups:,} row groups, manifest of "
         f"{found.manifest_bytes / 1e6:,.1f} MB), for {found.ranks:,} ranks",
@@ -183,7 +193,7 @@ def format_scale(found: Scale) -> list[str]:
 
 
 def to_json(found: Scale) -> dict[str, Any]:
-    """All fields, and the sum."""
+    """Return all fields and the sum of the times for the JSON file."""
     return {**{name: getattr(found, name) for name in found.__slots__}, "total_s": found.total_s}
 
 

@@ -1,7 +1,7 @@
-"""Precision and recall of the ends of sentences, against paragraphs marked by hand (docs/sentence-ends.md).
+"""Measures how well the ends of sentences are found, against paragraphs marked by hand (docs/sentence-ends.md).
 
-The marks are in tests/pipeline/cleaning/sentence_marks; the texts are in shared/data beside the checkout. Beside this
-project's cleaning stand sentencex alone, and pysbd and ICU (PyICU) if they are installed.
+The marks are in tests/pipeline/cleaning/sentence_marks, and the texts are in shared/data beside the checkout. This
+project's splitting is compared with the library sentencex alone, and with pysbd and ICU (PyICU) if they are installed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MARKS = REPOSITORY / "tests" / "pipeline" / "cleaning" / "sentence_marks"
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 Splitter = Callable[[str, str], Iterable[str]]
-"""Takes a paragraph and a language code and gives its sentences, whose letters together are those of the paragraph."""
+"""Splits a paragraph (the first argument) in a language (a code, the second) into sentences. The sentences must keep
+all letters of the paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedParagraph:
-    """A paragraph of `file`: the offsets of the ends of its sentences but the last, and of places that do not count."""
+    """A paragraph of the file `file`, marked by hand.
+
+    `ends` holds the offsets at which its sentences end, except for the last sentence. `undecided` holds offsets that do
+    not count, because it is not clear whether a sentence ends there. `digest` identifies the paragraph's text.
+    """
 
     sample: int
     file: str
@@ -46,7 +51,7 @@ class MarkedParagraph:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Counts of ends found rightly, found wrongly, and missed."""
+    """How many ends of sentences a splitter found rightly, how many it found wrongly, and how many it missed."""
 
     right: int
     wrong: int
@@ -54,17 +59,17 @@ class Score:
 
     @property
     def precision(self) -> float:
-        """Share of the found ends that are ends; 1 if none is found."""
+        """The share of right ends among the ends found; 1 if none was found."""
         return self.right / max(1, self.right + self.wrong) if self.right + self.wrong else 1.0
 
     @property
     def recall(self) -> float:
-        """Share of the ends that are found."""
+        """The share of the marked ends that were found."""
         return self.right / max(1, self.right + self.missed)
 
 
 def read_marks(language: str) -> list[MarkedParagraph]:
-    """Return the marked paragraphs of a language."""
+    """Return the paragraphs of a language that were marked by hand."""
     paragraphs: list[MarkedParagraph] = []
     for line in (MARKS / f"{language}.tsv").read_text(encoding="utf-8").splitlines():
         sample, file, digest, ends, undecided = line.split("\t")
@@ -75,7 +80,10 @@ def read_marks(language: str) -> list[MarkedParagraph]:
 
 @cache
 def find_paragraphs(path: Path, *, language: str) -> dict[str, str]:
-    """Return the paragraphs of a dump, as cleaned, or the contexts of a question-answering set, by their digests."""
+    """Return {hash of the paragraph: paragraph} for the cleaned paragraphs of a file.
+
+    The file is a Wikipedia dump, or a question-answering data set in JSON, of which only the contexts are used.
+    """
     is_dump = ".json" not in path.suffixes
     texts = _texts_of_dump(path, language=language) if is_dump else _contexts(path)
     lines = (" ".join(line.split()) for text in texts for line in normalize_text(text).split("\n"))
@@ -100,7 +108,7 @@ def _contexts(path: Path) -> Iterator[str]:
 
 
 def score(split: Splitter, paragraphs: Iterable[tuple[MarkedParagraph, str]], *, language: str) -> Score:
-    """Compare the ends that `split` finds inside paragraphs with the marked ends."""
+    """Split each paragraph with `split`, and compare the ends of the sentences with the marked ends."""
     right = wrong = missed = 0
     for marked, text in paragraphs:
         found = ends_of(split(text, language), text) - marked.undecided
@@ -111,7 +119,10 @@ def score(split: Splitter, paragraphs: Iterable[tuple[MarkedParagraph, str]], *,
 
 
 def ends_of(sentences: Iterable[str], text: str) -> frozenset[int]:
-    """Return the offsets in `text` behind its sentences but the last. Raises ValueError if they are not its text."""
+    """Return the offsets in `text` at which its sentences end, except for the last sentence.
+
+    Raises ValueError if the sentences have letters that `text` does not have.
+    """
     ends: list[int] = []
     position = 0
     for sentence in sentences:
@@ -122,7 +133,7 @@ def ends_of(sentences: Iterable[str], text: str) -> frozenset[int]:
 
 
 def split_by_sentencex(text: str, language: str) -> list[str]:
-    """Split with sentencex alone."""
+    """Split a text with the library sentencex alone."""
     sentences: list[str] = sentencex.segment(language, text)
     return sentences
 
@@ -157,7 +168,8 @@ SPLITTERS: dict[str, Splitter] = {
 
 
 def main() -> None:
-    """Print a row a language: its ends, and precision and recall of each splitter."""
+    """Print a table with a row for each language: how many ends are marked, and precision and recall of each
+    splitter."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=[SHARED_DATA], nargs="+", help="folders like shared/data")
     parser.add_argument("--sample", type=int, default=1, choices=(1, 2))

@@ -1,4 +1,7 @@
-"""How often rules tell next sentences of finished sets without reading, counted by the auditor from their rows."""
+"""Measures how well simple rules guess the next-sentence labels of finished data sets without reading the text.
+
+The data set's auditor measures this. 50% is chance.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ RULES = ("source", "language", "total", "second", "both", "words")
 
 
 def measure_sets(given: Sequence[str]) -> dict[str, Any]:
-    """The accuracy of each rule in each of the sets, given as NAME=FOLDER. ValueError for anything else."""
+    """Return how often each rule is right, for each data set. A data set is given as NAME=FOLDER.
+
+    Raises ValueError if an entry has another form.
+    """
     sets = []
     for entry in given:
         name, equals, folder = entry.partition("=")
@@ -24,7 +30,7 @@ def measure_sets(given: Sequence[str]) -> dict[str, Any]:
 
 
 def tabulate_sets(section: Mapping[str, Any]) -> list[str]:
-    """Lines of a table, a set each."""
+    """Return the lines of a Markdown table with one row for each data set."""
     names = ("source", "language", "tokens in the row", "tokens in B", "in A and in B", "shared rare words")
     lines = [f"| labels told by | {' | '.join(names)} | of rows |", "|---" * (len(names) + 2) + "|"]
     for each in section["sets"]:

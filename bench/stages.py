@@ -1,6 +1,7 @@
-"""What one core prepares, stage by stage, in this process: the build's own functions on one corpus held in memory.
+"""Measures each stage of a build on one core: the build's own functions run in this process, on a corpus in memory.
 
-Least CPU seconds of several turns; where a library does the same work, it takes its turn beside ours.
+Each function runs several times, and the fewest CPU seconds count. If a library does the same work, the library runs
+after each run of our function.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ _MOST_CHARACTERS = DEFAULT_BUDGET.num_bytes
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage on one core: CPU seconds for `megabytes` of `unit`, giving `tokens` (0: it gives no tokens)."""
+    """The measurement of one stage on one core.
+
+    The stage took `cpu_s` CPU seconds for `megabytes` MB of `unit` (for example "markup"). It produced `tokens` tokens
+    (0: the stage produces no tokens).
+    """
 
     name: str
     cpu_s: float
@@ -49,14 +54,14 @@ class Stage:
     unit: str
     tokens: int
     peak_bytes: int
-    """Of this process, which holds the whole corpus."""
+    """The highest memory of this process, which holds the whole corpus."""
     beside: str = ""
-    """The library that did the same work."""
+    """The library that did the same work, or "" if none did."""
     beside_cpu_s: float = 0.0
 
 
 def measure_stages(texts: Texts, *, config: PipelineConfig, tokenizer: WordTokenizer, repeat: int) -> list[Stage]:
-    """Every stage of a build of these texts, in the order of the build."""
+    """Measure every stage of a build of the corpus `texts`. Return the stages in the order of the build."""
     stages: list[Stage] = []
     names = wiki_names([texts.language])
     markup = [text for _, text in texts.articles]
@@ -94,7 +99,11 @@ def measure_stages(texts: Texts, *, config: PipelineConfig, tokenizer: WordToken
 def measure_tokens(
     documents: Sequence[Document], *, config: PipelineConfig, tokenizer: WordTokenizer, repeat: int
 ) -> tuple[Turns, int]:
-    """Token ids with caches that are empty at first, beside `tokenizers` called once a sentence; and their number."""
+    """Measure turning text into token ids, with our tokenizer and with `tokenizers`, which is called once per sentence.
+
+    Each run of our tokenizer begins with empty caches. Returns (the times, how many tokens there are). The result in
+    the times is a list of TokenizedDocument.
+    """
     path = config.vocabulary.path
     assert path is not None
     made = time_turns(
@@ -106,12 +115,12 @@ def measure_tokens(
 
 
 def tokenize_all(documents: Sequence[Document], tokenizer: WordTokenizer) -> list[TokenizedDocument]:
-    """As a worker does it: a document after the other, with one tokenizer."""
+    """Tokenize the documents as a worker does: one after another, with one tokenizer."""
     return [tokenizer.tokenize(document) for document in documents]
 
 
 def encode_all(documents: Sequence[Document], backend: Any) -> int:
-    """The library alone: number of tokens of all sentences."""
+    """Encode all sentences with the library's tokenizer `backend` alone, and return how many tokens they have."""
     encode = backend.encode
     return sum(
         len(encode(sentence, add_special_tokens=False).ids) for document in documents for sentence in document.sentences
@@ -119,19 +128,19 @@ def encode_all(documents: Sequence[Document], backend: Any) -> int:
 
 
 def _dump_of(texts: Texts) -> list[bytes]:
-    """The articles as a dump's XML, in the pieces that a reader of files gives."""
+    """Return the articles as the XML of a dump, in pieces as our file reader gives them."""
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as folder:
         (source,) = write_corpus(replace(texts, books=()), Path(folder))
         return [piece for path in source.paths for piece in read_pieces(path)]
 
 
 def read_book(name: str, data: bytes) -> str:
-    """A book's paragraphs, a line each."""
+    """Return the text of a book file, one paragraph per line."""
     return "\n".join(book_paragraphs(decode_text(data, name=name).text))
 
 
 def split_text(text: str, *, language: str) -> Document | None:
-    """The document of a text; None where nothing of it has words."""
+    """Return a text as a Document, split into sentences, or None if no part of the text has words."""
     items = assemble("bench", split_sentences(text, language=language, keep_reserved=True))
     return next((item for item in items if isinstance(item, Document)), None)
 
@@ -144,7 +153,11 @@ def measure_shards(
     tokenizer: WordTokenizer,
     repeat: int,
 ) -> list[Stage]:
-    """Spilling, pairs, rows, masks, and whole shards for one and MASK_SETS mask sets; the tokens are those of rows."""
+    """Measure the stages after tokenization: spilling to disk, pairs, rows, masks, and whole shards.
+
+    Whole shards are measured with one mask set (choice of masked tokens) per row and with MASK_SETS. Except for
+    spilling, the tokens that are counted are those of the rows.
+    """
     documents = list({document.id: document for document in documents}.values())
     with tempfile.TemporaryDirectory(prefix="cloze-bench-") as name:
         folder = Path(name)
@@ -177,7 +190,7 @@ def measure_shards(
 
 
 def spill(documents: Sequence[TokenizedDocument], *, folder: Path, tokenizer: WordTokenizer) -> list[Extent]:
-    """Write the documents as one bucket."""
+    """Write the documents to a spill file as one bucket (group of documents). Return where they are in the file."""
     buckets = Buckets(1, 0, 0.0)
     with SpillWriter(
         folder, name="bench", bucket_of=buckets.bucket_of, id_type=id_type(tokenizer.vocab_size)
@@ -188,7 +201,7 @@ def spill(documents: Sequence[TokenizedDocument], *, folder: Path, tokenizer: Wo
 
 
 def build_one(extents: Sequence[Extent], *, config: PipelineConfig, folder: Path, tokenizer: WordTokenizer) -> Any:
-    """One shard of everything, verified, as a worker writes it."""
+    """Build one shard of all documents in `extents` (places in spill files) and verify it, as a worker does."""
     return build_shard(
         extents, config=config, tokenizer=tokenizer, split="train", name="shard", folder=folder, scratch=folder
     )
@@ -196,7 +209,11 @@ def build_one(extents: Sequence[Extent], *, config: PipelineConfig, folder: Path
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Least CPU seconds of a function and of the one beside it, its result, and this process's peak of memory."""
+    """The fewest CPU seconds of a function and of the library that does the same work.
+
+    `result` is what the function returned. `beside_cpu_s` belongs to the library (0: there is none). `peak_bytes` is
+    the highest memory of this process.
+    """
 
     result: Any
     cpu_s: float
@@ -204,12 +221,12 @@ class Turns:
     peak_bytes: int
 
     def stage(self, name: str, megabytes: float, unit: str, *, tokens: int = 0, beside: str = "") -> Stage:
-        """The row of this stage."""
+        """Return the Stage with these times, for `megabytes` MB of `unit`. `beside` names the library."""
         return Stage(name, self.cpu_s, megabytes, unit, tokens, self.peak_bytes, beside, self.beside_cpu_s)
 
 
 def time_turns(ours: Callable[[], Any], other: Callable[[], Any] | None = None, *, repeat: int) -> Turns:
-    """Run one or two functions in turn and keep the least CPU seconds of each."""
+    """Run `ours` and then `other`, `repeat` times, and keep the fewest CPU seconds of each."""
     best = Turns(None, float("inf"), float("inf") if other else 0.0, 0)
     for _ in range(repeat):
         reset_peak()

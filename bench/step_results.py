@@ -1,10 +1,12 @@
-"""Real results of each step of a build: of a split, of a piece of the second step, of a bucket and of a shard.
+"""Runs each step of a build once on real text, so that a simulation can return the results instead of working.
 
-Real text is taken as often as it needs to reach the size that each of them has in a large build; every copy of a
-document is another document. A simulation returns these results instead of working.
+A step works on a split, on a range of buckets (groups of documents), on one bucket or on one shard. Real text is
+repeated, as distinct documents, until each of these is as large as in a large build.
 
 Usage: python -c "from bench.step_results import main; main()" FOLDER RESULTS SPLITS TEXT_BYTES
-bench.cluster does this. With -m, the results would be pickled as objects of a module that no other process knows.
+
+bench.cluster runs this command. With `python -m`, the pickled objects would belong to the module `__main__`, and no
+other process could load them.
 """
 
 from __future__ import annotations
@@ -44,23 +46,26 @@ _LENGTH = 512
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """What each step returned. `joined` is None if the build needs no second step."""
+    """The result of each step. `joined` is None if the build does not need the second step of the shuffle."""
 
     split: SplitResult
     joined: SpillFile | None
     extents: tuple[Extent, ...]
-    """Of one bucket in one of the files that buckets are read from."""
+    """Where the documents of one bucket (group of documents) are in one spill file."""
     count: BucketCount
     shard: BuildResult
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each result as an engine sends it (pickled), by the name of the field."""
+        """Return how many bytes each result takes when an engine sends it (pickled). The keys are the names of the
+        fields."""
         return {name: len(pickle.dumps(getattr(self, name))) for name in self.__slots__}
 
 
 def main() -> None:
-    """Do each step once in FOLDER, for a build of TEXT_BYTES of text in SPLITS splits, and write StepResults, pickled,
-    to the file RESULTS."""
+    """Run each step once in FOLDER and write a pickled StepResults to the file RESULTS.
+
+    The steps are those of a build of TEXT_BYTES bytes of text in SPLITS splits.
+    """
     folder, results, num_splits, text_bytes = sys.argv[1:]
     found = make_results(
         read_texts(_choose_wikipedia()),
@@ -74,20 +79,23 @@ def main() -> None:
 
 
 def choose_config() -> PipelineConfig:
-    """Return the settings of the build: those of bench.pipeline, with Wikipedia text alone."""
+    """Return the config of the build: that of bench.pipeline, but with Wikipedia text only."""
     return bench_config(_choose_wikipedia(), vocabulary=None, max_seq_length=_LENGTH)
 
 
 def buckets_of(text_bytes: int) -> Buckets:
-    """Return the buckets of a build of so much text with nothing held out."""
+    """Return how many buckets (groups of documents) a build of `text_bytes` bytes has if nothing is held out."""
     return choose_buckets(text_bytes=text_bytes, shards="auto", validation_fraction=0.0)
 
 
 def make_results(
     texts: Texts, *, config: PipelineConfig, buckets: Buckets, split_bytes: int, num_splits: int, folder: Path
 ) -> StepResults:
-    """Do each step once in `folder`, and return what it returns: for a split of `split_bytes` of text, one of
-    `num_splits` of a build with `buckets`, and for one of its buckets."""
+    """Run each step of a build once in `folder`, and return the results.
+
+    The build has `num_splits` splits, each of `split_bytes` bytes of text, and the buckets (groups of documents)
+    `buckets`. The steps read one split, collect one range of buckets, and build the shard of one bucket.
+    """
     from pipeline.engines import local  # noqa: F401, I001 (first, since it makes Beam quiet)
     from pipeline.build.graph import count_bucket
 
@@ -127,7 +135,7 @@ def make_results(
     joined = None
     if joins:
         join = joins[0]
-        # The other splits' files are stood for by this one, so that the piece has as much text as in the build.
+        # This file stands for those of all other splits too, so that the step has as much text as in the build.
         files = [replace(file, key=join.part)] * max(1, num_splits // join.parts)
         joined = join_spills(join, files=files, folder=spills, buckets=buckets, id_type=types)
     known = joined or file
@@ -152,7 +160,10 @@ def make_results(
 
 
 def repeat_documents(items: Sequence[Document | Drop], *, num_bytes: int) -> Iterator[Document | Drop]:
-    """Yield the items again and again until their text has `num_bytes`. Copies begin with a sentence of their own."""
+    """Yield `items` again and again, until the documents yielded have `num_bytes` bytes of text.
+
+    Each copy of a document begins with a sentence of its own, so that no two copies are equal.
+    """
     left = num_bytes
     for copy in count():
         for item in items:

@@ -1,7 +1,8 @@
-"""Bytes of a data set on disk, a row and a mask set, beside the published TFRecord layout of the same rows.
+"""Measures the bytes of a data set on disk, and computes the bytes of the same rows as published TFRecords.
 
-That layout (google-research/bert, create_pretraining_data.py) holds every masked copy of a row as a record of its own:
-seven features, int64 lists padded to the full length, no compression. Its size is computed to the byte.
+The published format (google-research/bert, create_pretraining_data.py) stores each row once for every mask set (choice
+of masked tokens). Such a record has seven features. They are lists of int64, padded to the full length and not
+compressed. The size is computed to the byte.
 """
 
 from __future__ import annotations
@@ -20,43 +21,43 @@ from pipeline.dataset import Manifest, schema
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 GOAL = 8.0
-"""The published layout is to be at least so many times as large, for ten mask sets at length 512."""
+"""The goal is a `Storage.ratio` of at least this, for ten mask sets and rows of up to 512 tokens."""
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _RECORD_FRAME = 16
-"""Length, and the checksums of the length and of the record."""
+"""Bytes that TFRecord adds to a record: its length, and checksums of the length and of the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Sizes of a set in bytes."""
+    """The size of a data set. `total`, `masks` and `published` are in bytes."""
 
     rows: int
     mask_sets: int
     max_seq_length: int
     total: int
     masks: int
-    """Of `total`, in the columns of mask sets."""
+    """The bytes of `total` that are in the columns of the mask sets."""
     published: int
-    """The same rows as TFRecords, one for each mask set."""
+    """The bytes of the same rows as TFRecords, one record for each row and mask set."""
 
     @property
     def ratio(self) -> float:
-        """How many times as large the published layout is."""
+        """The size of the TFRecords divided by the size of the data set."""
         return self.published / self.total
 
     @property
     def row(self) -> float:
-        """Bytes of a row, its mask sets included."""
+        """The mean bytes of a row with all its mask sets."""
         return self.total / self.rows
 
     @property
     def mask_set(self) -> float:
-        """Bytes of one mask set of a row."""
+        """The mean bytes of one mask set of a row."""
         return self.masks / self.rows / self.mask_sets
 
 
 def measure_storage(root: Path, *, manifest: Manifest) -> Storage:
-    """Sizes of a finished set in the folder `root`."""
+    """Measure the finished data set in the folder `root`."""
     masks = published = 0
     for shard in manifest.shards:
         with pq.ParquetFile(root / shard.path) as file:
@@ -80,7 +81,7 @@ def measure_storage(root: Path, *, manifest: Manifest) -> Storage:
 
 
 def published_bytes(rows: pa.Table, *, max_seq_length: int, max_predictions: int) -> int:
-    """Bytes of the TFRecords of these rows, one for each of their mask sets."""
+    """Return the bytes of these rows as TFRecords, one record for each row and mask set."""
     ids = rows[schema.INPUT_IDS].combine_chunks()
     labels = _list_bytes(ids.offsets.to_numpy(), ids.values.to_numpy())
     lengths = np.diff(ids.offsets.to_numpy())
@@ -107,28 +108,30 @@ def published_bytes(rows: pa.Table, *, max_seq_length: int, max_predictions: int
 
 
 def _varint(values: npt.NDArray[Any]) -> Int64s:
-    """Bytes of each number (below 2**28) in protobuf's encoding."""
+    """Return the bytes that each number (below 2**28) takes in protobuf's encoding, the varint."""
     return 1 + (values >= 1 << 7).astype(np.int64) + (values >= 1 << 14) + (values >= 1 << 21)
 
 
 def _list_bytes(offsets: npt.NDArray[Any], values: npt.NDArray[Any]) -> Int64s:
-    """Bytes of each list of numbers, packed."""
+    """Return the bytes that each list of numbers takes in protobuf's packed encoding. The lists begin at `offsets` in
+    `values`."""
     until = np.concatenate([np.zeros(1, np.int64), np.cumsum(_varint(values))])
     sizes: Int64s = np.diff(until[offsets])
     return sizes
 
 
 def _field(size: Int64s) -> Int64s:
-    """Bytes of a field of so many bytes: its tag and its length come before it."""
+    """Return the bytes of a protobuf field with `size` bytes of content, including the tag and the length before the
+    content."""
     return 1 + _varint(size) + size
 
 
 def _feature(name: str, payload: Int64s) -> Int64s:
-    """Bytes of one entry of the map of features, whose list holds `payload` bytes of packed numbers."""
+    """Return the bytes of the feature `name` in a record. Its list of numbers takes `payload` bytes."""
     key = _field(np.full(1, len(name), np.int64))
     return _field(key + _field(_field(_field(payload))))
 
 
 def to_json(storage: Storage) -> dict[str, Any]:
-    """Sizes and ratios."""
+    """Return the sizes and the values derived from them for the JSON file."""
     return {**asdict(storage), "row": storage.row, "mask_set": storage.mask_set, "ratio": storage.ratio}

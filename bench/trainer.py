@@ -1,8 +1,10 @@
-"""How fast BERT trains on this GPU host, and that it learns while it does: transformers, our engine, the whole product.
+"""Measures how fast BERT trains on a GPU host, and whether the loss falls: transformers, our engine, the whole product.
 
-Each part is a process; its result is in FOLDER/NAME.json as soon as it is there. DATA: a data set with rows up to 512,
-such as bench/lengths.py makes. Cost: 20 to 140 s a part, most of it compilation; on an H200 some six minutes for the
-default parts of BERT-Large on one card, three for two cards (--workers 2 --only product).
+Usage: python -m bench.trainer DATA [--size large] [--workers 1] [--only PARTS], or --render FILE... (see --help)
+A part is one measurement. Each part runs in a process of its own. After each part, its result is added to the file
+NAME.json in the folder OUT (see --name and --out). DATA is a data set with rows of up to 512 tokens, for example from
+bench/lengths.py. Cost: 20 to 140 s per part, most of it for compilation. On an H200, the default parts of BERT-Large
+take about six minutes on one GPU, and three minutes on two GPUs (--workers 2 --only product).
 """
 
 from __future__ import annotations
@@ -35,18 +37,22 @@ from trainer.telemetry import METRICS_NAME, read_json_lines
 ROOT = Path(__file__).resolve().parent.parent
 UNBUFFERED = {**os.environ, "PYTHONUNBUFFERED": "1"}
 STEPS, SETTLED = 90, 40
-"""Steps of a whole run, and how many go by before it is timed."""
+"""How many steps a run of the whole product has, and how many of them come before the timing begins."""
 ACCUMULATED = 4
-"""Micro-batches a step of the part `accumulation`."""
+"""Micro-batches per step and worker in the part `accumulation`."""
 DEFAULT = ("peak", "transformers", "transformers-compiled", "zero-1", "zero-2", "zero-3", "product")
 EXTRA = ("plain", "accumulation", "parts", "attention")
-"""Parts that only --only chooses."""
+"""Parts that run only if --only names them."""
 MODULES = {"attention": ("bench.attention",)}
-"""Parts that are modules of their own."""
+"""For parts that have a module of their own, the words after `python -m`. All other parts are in
+bench.trainer_parts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts one after another, or render; returns the exit status: 1 where a row failed or does not learn."""
+    """Run the parts one after another, or with --render write the page from earlier results. Return the exit status.
+
+    The status is 1 if a part failed, if a loss did not fall, or if there are no results.
+    """
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if options.render:
         results = read_results(map(Path, options.render))
@@ -63,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.trainer", description=__doc__)
     add = parser.add_argument
     add("data", nargs="?", help="a data set with rows up to 512; not with --render")
@@ -88,7 +94,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run_parts(options: argparse.Namespace) -> list[Result]:
-    """The results of the chosen parts, on disk after each of them."""
+    """Run the chosen parts and return their results. After each part, all results so far are written to the result
+    file."""
     setting = Setting(str(Path(options.data).resolve()), options.size, options.device, options.tokens)
     now = datetime.now()
     shared = {
@@ -115,7 +122,7 @@ def run_parts(options: argparse.Namespace) -> list[Result]:
 
 
 def list_runs(parts: Sequence[str], *, setting: Setting, workers: Sequence[int]) -> Iterator[partial[Result]]:
-    """What to call, in order."""
+    """Yield a function for each measurement of the chosen parts, in order. Each function returns its result."""
     for name in ("peak", *NAMES):
         if name in parts:
             yield partial(run_part, name, setting=setting)
@@ -136,7 +143,8 @@ def list_runs(parts: Sequence[str], *, setting: Setting, workers: Sequence[int])
 
 
 def run_part(name: str, *, setting: Setting) -> Result:
-    """One part in a process of its own, so that no memory or compilation is left over from another."""
+    """Run one part in a new process, so that no memory or compilation is left over from other parts. Return its
+    result."""
     words = [setting.data, setting.size, *([] if name in MODULES else [setting.device, str(setting.tokens)])]
     done = subprocess.run(
         [sys.executable, "-m", *MODULES.get(name, ("bench.trainer_parts", name)), *words],
@@ -152,10 +160,11 @@ def run_part(name: str, *, setting: Setting) -> Result:
 def run_product(
     *, setting: Setting, workers: int, zero_stage: int, micro_batches: int = 1, resumed: bool = False
 ) -> Result:
-    """trainer/run.py as users start it, under Ray where it is installed, from Parquet to a checkpoint.
+    """Train with trainer/run.py as users do, from Parquet to a checkpoint, and return the result.
 
-    micro_batches: of so many tokens as the setting says, a step and worker. resumed: it is stopped and started again
-    by the same command.
+    `micro_batches` is the number of micro-batches per step and worker, each of `setting.tokens` tokens. If `resumed`,
+    the run is stopped after a few steps and started again by the same command. On GPUs it runs under Ray if Ray is
+    installed.
     """
     launcher = "ray" if setting.device == "cuda" and find_spec("ray") else "processes"
     num_steps = STEPS if micro_batches == 1 else STEPS // 2
@@ -212,9 +221,9 @@ def run_product(
 
 
 def run_to_end(command: Sequence[str], *, folder: Path, stop_after: int) -> float:
-    """Run the command to its end; returns the seconds until its first step was logged.
+    """Run the command to its end. Return the seconds from its start until its first step was logged.
 
-    stop_after: SIGTERM after so many steps, upon which it writes a checkpoint; 0 lets it run.
+    If `stop_after` is not 0, the command is stopped by SIGTERM after this many steps, and then writes a checkpoint.
     """
     metrics, log = folder / "run" / METRICS_NAME, folder / "log.txt"
     before = count_lines(metrics)
@@ -235,12 +244,12 @@ def run_to_end(command: Sequence[str], *, folder: Path, stop_after: int) -> floa
 
 
 def count_lines(path: Path) -> int:
-    """Lines of a file that may not exist yet."""
+    """Return the number of lines of a file, or 0 if the file does not exist yet."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def record_parts(setting: Setting) -> Result:
-    """What a step of the whole product consists of."""
+    """Profile a step of the whole product, and return a table of the time that each kind of work takes."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
         config = setting.config().model_copy(update={"output": str(folder / "run")})
@@ -252,7 +261,7 @@ def record_parts(setting: Setting) -> Result:
 
 
 def describe_lengths(data: str) -> str:
-    """Mean length of the data set's training rows."""
+    """Return a phrase with the mean and the maximum length of the data set's training rows, in tokens."""
     manifest = read_manifest(data)
     mean = manifest.num_tokens("train") / manifest.num_rows("train")
     return f"rows of {mean:.0f} tokens on average, at most {manifest.max_seq_length}"

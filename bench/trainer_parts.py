@@ -1,8 +1,10 @@
-"""One measurement of bench/trainer.py, a process: `python -m bench.trainer_parts NAME DATA SIZE [DEVICE [TOKENS]]`.
+"""Runs one measurement of bench/trainer.py in this process, and prints the result as one JSON object.
 
-Prints one JSON object. Every part trains on the same rows of the same data set: forward, backward, clipping and AdamW,
-bf16. Rates are of real tokens; places count padding too. Losses are of masked words, the mean over all batches in the
-first pass and in the last; they stay on the device until the clock has stopped.
+Usage: python -m bench.trainer_parts NAME DATA SIZE [DEVICE [TOKENS]]
+Every part that trains uses the same rows of the same data set, in bf16: forward, backward, clipping and AdamW. Rates
+count real tokens, and `places_per_second` also counts padding. The loss is the masked-LM loss, averaged over all
+batches: once for the first pass over the batches, and once for the last pass. Losses stay on the device until the
+timing has ended, because reading them would wait for the device.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from trainer.telemetry import count_flops
 from trainer.train import backend_of
 
 TOKENS = 32_768
-"""Real tokens of a micro-batch, at most; a padded batch has as many token places."""
+"""The maximum number of real tokens of a micro-batch. A padded batch has this many token places, padding included."""
 BATCHES, ROUNDS = 8, 5
-"""Batches that are trained on, over and over; passes over them that are timed."""
+"""How many batches there are, and how many passes over these batches are timed."""
 RATE, WARM_UP = 1e-4, 10
-"""Peak rate, and the steps in which it rises linearly; then it stays."""
+"""The peak learning rate, and the number of steps in which the rate rises linearly to the peak. Then it stays there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all parts share."""
+    """The settings that all parts share."""
 
     data: str
     size: str = "large"
@@ -49,7 +51,8 @@ class Setting:
     tokens: int = TOKENS
 
     def config(self, *, zero_stage: int = 1) -> TrainerConfig:
-        """Of our parts; transformers takes the sizes and the optimizer from it."""
+        """Return the trainer's config for our parts. The part with transformers takes model size and optimizer from
+        this config."""
         return TrainerConfig.model_validate(
             {
                 "data": self.data,
@@ -66,23 +69,26 @@ class Setting:
 
 
 class Measured(NamedTuple):
-    """What `measure` saw."""
+    """The times and losses from `measure`."""
 
     seconds: float
-    """Of a step: the median over ROUNDS passes."""
+    """Seconds per step: the median over ROUNDS passes."""
     first_s: float
-    """From `begun` to the end of the first step."""
+    """Seconds from `begun`, an argument of `measure`, to the end of the first step."""
     losses: list[Any]
-    """What each step returned."""
+    """What each step returned, in order."""
 
 
 def rate_at(index: int) -> float:
-    """Learning rate of step `index`, from 0."""
+    """Return the learning rate of the step with the given index, which counts from 0."""
     return RATE * min(1.0, (index + 1) / WARM_UP)
 
 
 def read_steps(setting: Setting, *, constant_shapes: bool) -> tuple[list[Step], list[Batch]]:
-    """The first steps of the data set and their batches: constant shapes are on the device, others on the CPU."""
+    """Return the first BATCHES steps of the data set, each of one micro-batch, and the micro-batches as tensors.
+
+    With `constant_shapes`, the tensors are on the device and all have the same sizes. Otherwise they are on the CPU.
+    """
     config, manifest = setting.config(), read_manifest(setting.data)
     (phase,) = open_phases(resolve_phases(config), manifests=[manifest])
     stream = MicroBatchStream(phase.plan, setting.data)
@@ -102,7 +108,11 @@ def read_steps(setting: Setting, *, constant_shapes: bool) -> tuple[list[Step], 
 
 
 def measure(step: Callable[[int], Any], *, begun: float, device: str = "cuda") -> Measured:
-    """Call `step` with 0, 1, 2, ...: a pass of BATCHES first, in which it is compiled, then those that are timed."""
+    """Call `step` with 0, 1, 2 and so on, and time the calls.
+
+    The first BATCHES calls are one pass over the batches. This pass is not timed, because the model is compiled in it.
+    Then ROUNDS passes are timed.
+    """
     losses = [step(0)]
     synchronize(device)
     first_s = time.perf_counter() - begun
@@ -118,13 +128,13 @@ def measure(step: Callable[[int], Any], *, begun: float, device: str = "cuda") -
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device."""
+    """Wait until the device has done all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def flops_a_step(steps: Sequence[Step], *, model: ModelConfig, vocabulary_size: int) -> float:
-    """Model FLOPs of a step, the mean."""
+    """Return the mean number of model FLOPs of a step."""
     totals = [
         count_flops(
             model,
@@ -141,7 +151,10 @@ def flops_a_step(steps: Sequence[Step], *, model: ModelConfig, vocabulary_size: 
 def result_of(
     measured: Measured, *, steps: Sequence[Step], setting: Setting, num_tokens: float | None = None
 ) -> dict[str, Any]:
-    """What a part that trains prints. `num_tokens`: real ones a step, where they are not those of `steps`."""
+    """Return the result of a part that trains, as a dict for printing.
+
+    `num_tokens` is the mean number of real tokens per step. If it is None, the number is taken from `steps`.
+    """
     mean = sum(step.num_tokens for step in steps) / len(steps)
     tokens = mean if num_tokens is None else num_tokens
     vocabulary_size = read_manifest(setting.data).vocabulary_size
@@ -160,7 +173,8 @@ def result_of(
 
 
 def measure_plain(setting: Setting) -> dict[str, Any]:
-    """Our model without DeepSpeed, compiled: weights and moments in bf16, torch's clipping and fused AdamW."""
+    """Measure our compiled model without DeepSpeed: bf16 weights and moments, and torch's own clipping and fused
+    AdamW."""
     begun = time.perf_counter()
     config = setting.config()
     steps, batches = read_steps(setting, constant_shapes=True)
@@ -182,7 +196,7 @@ def measure_plain(setting: Setting) -> dict[str, Any]:
 
 
 def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
-    """The same through our engine over DeepSpeed: fp32 weights and moments beside the bf16 weights."""
+    """Measure our model in our engine over DeepSpeed. It has bf16 weights, and fp32 master weights and moments."""
     begun = time.perf_counter()
     config = setting.config(zero_stage=zero_stage)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -208,7 +222,11 @@ def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
 
 
 def measure_transformers(setting: Setting, *, compiled: bool) -> dict[str, Any]:
-    """transformers' BertForPreTraining on the same rows, padded: our initial weights, sdpa, bf16 autocast, AdamW."""
+    """Measure transformers' BertForPreTraining on the same rows as our model, but padded, from the same initial
+    weights.
+
+    The model runs with sdpa (torch's scaled_dot_product_attention), bf16 autocast and AdamW.
+    """
     config, manifest = setting.config(), read_manifest(setting.data)
     state = initial_state(config.model, manifest=manifest, seed=0)
     begun = time.perf_counter()
@@ -242,7 +260,7 @@ def measure_transformers(setting: Setting, *, compiled: bool) -> dict[str, Any]:
 
 
 def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, rate: float) -> None:
-    """Clip and step."""
+    """Clip the gradients to norm 1, update the weights with the learning rate `rate`, and clear the gradients."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -251,7 +269,7 @@ def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, rate: fl
 
 
 def measure_peak(setting: Setting) -> dict[str, Any]:
-    """Rate of one large bf16 product: what this card can reach at all, TFLOP/s."""
+    """Measure the rate of one large bf16 matrix product in TFLOP/s, the most that this GPU can reach."""
     size = 8192 if setting.device == "cuda" else 512
     left, right = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
 
@@ -274,7 +292,7 @@ PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
 
 
 def main(name: str, data: str, size: str, device: str = "cuda", tokens: str = str(TOKENS)) -> None:
-    """Measure one part and print it."""
+    """Run the part `name` and print its result."""
     torch.manual_seed(0)
     print(json.dumps({"part": name, **PARTS[name](Setting(data, size, device, int(tokens)))}))
 

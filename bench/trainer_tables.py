@@ -1,6 +1,7 @@
-"""Renders bench/trainer.md from the result files of bench/trainer.py.
+"""Writes the page bench/trainer.md from the result files of bench/trainer.py.
 
-A row that trains counts only if its loss fell by FALL; otherwise it is an error, whatever its rate.
+A part is one measurement. If a part trains and its masked-LM loss falls by less than FALL, it counts as an error, and
+its rate is not shown.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from bench import attention
 Result: TypeAlias = dict[str, Any]
 
 FALL = 1.0
-"""Nats by which the masked-LM loss of a row must fall. It begins at ln(vocabulary), 10.3 for 30,522 entries. In the 48
-steps of a part, BERT small falls from 10.26 to 7.40 with 2,048 tokens per step on a CPU."""
+"""Nats by which the masked-LM loss of a part must fall. The loss begins at ln(vocabulary size), 10.3 for 30,522 tokens.
+In the 48 steps of a part, BERT small falls from 10.26 to 7.40 with 2,048 tokens per step on a CPU."""
 NAMES = {
     "transformers": "transformers, sdpa, padded, eager",
     "transformers-compiled": "transformers, sdpa, padded, compiled",
@@ -28,7 +29,7 @@ NAMES = {
 }
 ONE_CARD = "Not run: two cards. No rate is known for two cards that are seen to learn."
 NOT_ROWS = ("peak", "parts", "attention")
-"""Parts that train nothing and have no row."""
+"""Parts that train nothing, and so have no row in the tables."""
 COLUMNS = (
     "what",
     "masked-LM loss",
@@ -46,7 +47,10 @@ COLUMNS = (
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """Return all results, the last of each part and section. ValueError names a file without results."""
+    """Return the results in the files. Of several results for the same part and table, only the last one is returned.
+
+    Raises ValueError, which names the file, if a file holds no results.
+    """
     found: dict[tuple[Any, ...], Result] = {}
     for path in paths:
         try:
@@ -59,12 +63,16 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
 
 
 def section_of(result: Result) -> tuple[str, str, str, str, int]:
-    """Key of the table that a result belongs to: size, card, torch, data set, tokens of a micro-batch."""
+    """Return what a table has in common, for the table to which `result` belongs.
+
+    The values are the model's size, the GPU, torch's version, the data set, and the tokens of a micro-batch.
+    """
     return result["size"], result["card"], result["torch"], result["data"], result["tokens"]
 
 
 def describe(results: Sequence[Result]) -> str:
-    """Return the page: a table for each section_of. If no run had two cards, the page begins by saying so."""
+    """Return the page, with one table for each value of section_of. If no run had two GPUs, the page begins by saying
+    so."""
     sections = dict.fromkeys(section_of(result) for result in results)
     page = "\n".join(_describe_section([each for each in results if section_of(each) == key]) for key in sections)
     several = any(result.get("workers", 1) > 1 for result in results)
@@ -72,7 +80,7 @@ def describe(results: Sequence[Result]) -> str:
 
 
 def list_faults(results: Sequence[Result]) -> list[str]:
-    """Describe the rows that failed or do not learn."""
+    """Return a line for each result that failed or whose loss did not fall by FALL."""
     faults = []
     for result in results:
         where = f"BERT {result['size']}: {name_of(result)}"
@@ -84,19 +92,19 @@ def list_faults(results: Sequence[Result]) -> list[str]:
 
 
 def learns(result: Result) -> bool:
-    """Return whether the loss fell by FALL; False if it is unknown or not finite."""
+    """Return whether the loss of a result fell by at least FALL. If it is unknown or not finite, return False."""
     before, after = (_number(result.get(f"loss_{when}")) for when in ("before", "after"))
     return before - after >= FALL
 
 
 def name_of(result: Result) -> str:
-    """Return the name of a row."""
+    """Return the name of a result's row in the table."""
     name = result.get("name") or NAMES.get(result["part"], result["part"])
     return f"{name}" + ", not compiled" * (result.get("compiled") is False)
 
 
 def loss_of(result: Result) -> str:
-    """`10.41 to 8.32`"""
+    """Return the loss before and after, such as `10.41 to 8.32`."""
     return " to ".join(f"{_number(result.get(f'loss_{when}')):.2f}" for when in ("before", "after"))
 
 

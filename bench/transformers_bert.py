@@ -1,6 +1,7 @@
-"""transformers' BertForPreTraining as the benches compare with it: our initial weights, the same rows, padded.
+"""transformers' BertForPreTraining, as benchmarks compare it with our model: same initial weights, same rows, padded.
 
-Nothing here waits for the device. Padding a step of 128 rows takes the host some 5 ms: do it ahead (`prefetch`).
+No function here waits for the device. Padding a step of 128 rows takes the host about 5 ms, so `prefetch` does it ahead
+of time in a thread.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from trainer.hf import to_transformers, transformers_config
 from trainer.model import Batch, BertForPretraining
 
 IGNORED = -100
-"""transformers' label of what is not predicted."""
+"""transformers' label for positions and pairs that have nothing to predict."""
 NO_FIELDS = ("architectures", "dtype", "model_type")
 
 Padded: TypeAlias = dict[str, Tensor]
-"""The arguments of BertForPreTraining.forward for [n, length] tokens."""
+"""The arguments of BertForPreTraining.forward for n rows, padded to [n, length] tokens."""
 T = TypeVar("T")
 
 
 class Row(NamedTuple):
-    """One sentence pair; all but `next_sentence` are int64 of its length."""
+    """One sentence pair. All tensors but `next_sentence` are int64 and as long as the pair."""
 
     input_ids: Tensor
     segment_ids: Tensor
     labels: Tensor
-    """IGNORED where nothing is predicted."""
+    """The token ids to predict, and IGNORED at all other positions."""
     next_sentence: Tensor
-    """int64 []"""
+    """The next-sentence label (or IGNORED), an int64 scalar."""
 
 
 def rows_of(batch: Batch) -> list[Row]:
-    """The pairs of a batch without constant shapes, in order."""
+    """Return the pairs of a batch in order. The batch must not have constant shapes, so that it has no dummy pairs."""
     lengths = batch.offsets.diff().tolist()
     labels = torch.full_like(batch.input_ids, IGNORED)
     kept = batch.masked_weights > 0
@@ -53,7 +54,7 @@ def rows_of(batch: Batch) -> list[Row]:
 
 
 def pad(rows: Sequence[Row], *, length: int, pin: bool = False) -> Padded:
-    """Rows padded to `length`, on the CPU."""
+    """Return the rows as tensors on the CPU, padded to `length` tokens. If `pin`, the memory is pinned."""
 
     def fill(parts: Sequence[Tensor], value: int) -> Tensor:
         whole = pad_sequence(list(parts), batch_first=True, padding_value=value)
@@ -71,7 +72,11 @@ def pad(rows: Sequence[Row], *, length: int, pin: bool = False) -> Padded:
 
 
 def with_places(padded: Padded, *, pin: bool = False) -> Padded:
-    """Add "places" and "targets" [m], the predicted positions of all rows and their labels, for `loss_sums`."""
+    """Return a copy of `padded` with two more tensors, which `loss_sums` needs.
+
+    "places" [m] holds the indices of the m predicted positions among all tokens of the batch, padding included.
+    "targets" [m] holds the labels at these positions.
+    """
     flat = padded["labels"].flatten()
     places = (flat != IGNORED).nonzero().flatten()
     found = {"places": places, "targets": flat[places]}
@@ -79,12 +84,13 @@ def with_places(padded: Padded, *, pin: bool = False) -> Padded:
 
 
 def send(padded: Padded, device: str) -> Padded:
-    """Copy to the device; does not wait where the memory is pinned."""
+    """Copy a batch to the device. If the memory is pinned, the copy is asynchronous."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in padded.items()}
 
 
 def initial_state(config: ModelConfig, *, manifest: Manifest, seed: int) -> dict[str, Tensor]:
-    """The weights that ours of `seed` starts from, by transformers' names. Takes 10 s of a core for BERT-Large."""
+    """Return the initial weights of our model for `seed`, with transformers' names. Takes 10 s on a core for
+    BERT-Large."""
     size = manifest.vocabulary_size
     ours = BertForPretraining(config, vocabulary_size=size, seed=seed)
     tensors = to_transformers(dict(ours.named_parameters()), norm=config.norm, vocabulary_size=size)
@@ -92,7 +98,11 @@ def initial_state(config: ModelConfig, *, manifest: Manifest, seed: int) -> dict
 
 
 def build_model(config: ModelConfig, *, manifest: Manifest, state: dict[str, Tensor], device: str) -> nn.Module:
-    """BertForPreTraining with sdpa and these weights, in training mode. RuntimeError where they do not fit."""
+    """Return transformers' BertForPreTraining with the weights `state`, in training mode.
+
+    It computes attention with sdpa (torch's scaled_dot_product_attention). Raises RuntimeError if the weights do not
+    fit.
+    """
     from transformers import BertConfig, BertForPreTraining
 
     tree = transformers_config(config, vocabulary_size=manifest.vocabulary_size, pad=manifest.special.pad)
@@ -107,9 +117,9 @@ def build_model(config: ModelConfig, *, manifest: Manifest, state: dict[str, Ten
 
 
 def loss_sums(model: Any, batch: Padded, *, autocast: AbstractContextManager[Any]) -> tuple[Tensor, Tensor]:
-    """Sums in nats of masked-LM and next-sentence loss of a batch `with_places`, by one eager forward pass.
+    """Return the sums of masked-LM and next-sentence losses of a batch, in nats, from one eager forward pass.
 
-    Logits are made at the predicted places alone.
+    `batch` comes from `with_places`. Logits are computed only at the predicted positions.
     """
     with autocast:
         hidden = model.bert(
@@ -124,14 +134,17 @@ def loss_sums(model: Any, batch: Padded, *, autocast: AbstractContextManager[Any
 
 
 def autocast_of(precision: str, *, device: str) -> AbstractContextManager[Any]:
-    """bf16 autocast, or nothing for fp32."""
+    """Return a context manager: bf16 autocast, or for fp32 one that does nothing."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device, dtype=torch.bfloat16)
 
 
 def prefetch(items: Iterable[T], *, depth: int = 4) -> Iterator[T]:
-    """The items, made ahead in a thread; an error in it is raised here. Ends with the generator's close."""
+    """Yield `items`, which a thread produces up to `depth` items ahead. An error in the thread is raised here.
+
+    The thread ends when the generator is closed.
+    """
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     ended = threading.Event()
 

@@ -45,8 +45,8 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
     """Return a decorator for functions `main` that return an exit status.
 
     Instead of a traceback, the decorated function prints one line at ValueError, OSError, Ctrl-C or SIGTERM. It then
-    returns the exit status: 2 for the errors, 130 for Ctrl-C, 143 for SIGTERM. `goes_on_from` says from where the same
-    command would continue after Ctrl-C or SIGTERM, such as "the last checkpoint".
+    returns the exit status: 2 for the errors, 130 for Ctrl-C, 143 for SIGTERM. The line after Ctrl-C or SIGTERM says
+    from where the same command would continue: from `goes_on_from`, such as "the last checkpoint".
     """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
@@ -66,8 +66,8 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
 
 
 def exit_with(status: int) -> NoReturn:
-    """End the process with this exit status. If it is not 0, end at once without clean-up, because threads of libraries
-    may wait for workers that are gone."""
+    """End the process with the exit status `status`. If it is not 0, end at once without clean-up, because threads of
+    libraries may wait for workers that are gone."""
     if status:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -55,13 +55,13 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Note(Drop):
     """An event that is counted although nothing is left out, such as a guessed encoding. The fields mean the same as in
-    Drop."""
+    Drop (an item that is left out)."""
 
 
 @dataclass(slots=True)
 class TextLoss:
-    """Counts of the parts of a text that a tokenizer does not see. Words and characters are counted after
-    normalization."""
+    """Counts of the text that a model will not see, for example because it becomes [UNK]. Words and characters are
+    counted after normalization."""
 
     unknown_characters: int = 0
     """Characters whose word or piece becomes [UNK]."""
@@ -77,7 +77,7 @@ class TextLoss:
     """The number of all letters and marks, by script, for the same scripts as in `marks`."""
 
     def add(self, other: TextLoss) -> None:
-        """Add the counts of `other`."""
+        """Add the counts of `other` to these counts."""
         self.unknown_characters += other.unknown_characters
         self.long_words += other.long_words
         self.clause_characters += other.clause_characters
@@ -117,7 +117,8 @@ class Split:
     parts: int = 1
 
     def takes(self, number: int) -> bool:
-        """Whether the document with this number belongs to this split. Documents are counted from 0 at `start`."""
+        """Whether the document (book or page) with this number belongs to this split, if several splits share a file.
+        The first document at `start` has the number 0."""
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:

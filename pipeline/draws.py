@@ -1,8 +1,8 @@
 """Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
 There are three ways to draw. A Mersenne Twister is for loops inside a document (0.3 us a draw, 10 us to seed). A Philox
-generator is for arrays. Hashes of (key, counter) are for whole buckets, which are groups of documents (8 ns a draw);
-such a draw does not depend on which other draws are made.
+generator is for arrays. Hashes of (key, counter) are for all rows of a shard at once (8 ns a draw); such a draw does
+not depend on which other draws are made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _U27, _U30, _U31, _U32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(
 
 
 def key_bytes(seed: int, *parts: bytes | str | int) -> bytes:
-    """Return a hash of 16 bytes that depends on the seed and on the value, type and position of every part."""
+    """Return a hash of 16 bytes, from which a generator of random numbers can start. It depends on the seed and on the
+    value, type and position of each of `parts`, such as the id of a document."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=16)
     for part in parts:
         kind = b"b" if isinstance(part, bytes) else b"s" if isinstance(part, str) else b"i"
@@ -35,17 +36,19 @@ def key_bytes(seed: int, *parts: bytes | str | int) -> bytes:
 
 
 def key(seed: int, *parts: bytes | str | int) -> int:
-    """Return the first 64 bits of key_bytes(seed, *parts) as an integer, to be used as a key with `counters`."""
+    """Return the first 64 bits of key_bytes(seed, *parts) as an integer. It is a key from which random draws are made
+    with `counters`."""
     return int.from_bytes(key_bytes(seed, *parts)[:8], "little")
 
 
 def stream(seed: int, *parts: bytes | str | int) -> random.Random:
-    """Return a Mersenne Twister seeded by the seed and these parts. Use only random(), randint() and getrandbits()."""
+    """Return a Mersenne Twister that starts from the seed and `parts`, such as the id of a document. Use only its
+    methods random(), randint() and getrandbits()."""
     return random.Random(int.from_bytes(key_bytes(seed, *parts), "little"))
 
 
 def generator(seed: int, *parts: bytes | str | int) -> np.random.Generator:
-    """Return a Philox generator seeded by the seed and these parts."""
+    """Return a Philox generator that starts from the seed and `parts`, such as the id of a document."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key_bytes(seed, *parts), "little")))
 
 
@@ -59,8 +62,8 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """Return an array with a term for each index in `numbers`. Each key (a uint64) has a sequence of draws, which are
-    counted from 0. The draw at an index is mix(key + term).
+    """A key (a uint64) gives a sequence of random draws. Draw number i, counted from 0, is mix(key + term of i). Return
+    the terms (uint64[n]) of the draws whose numbers are in `numbers`.
 
     The draws are those of SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix).
     Otherwise the sequences of draws of neighbouring keys overlap.
@@ -69,17 +72,19 @@ def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
-    """Return a new well mixed key for each key in `keys`. The new key depends on the old key and on `number`."""
+    """Return a new key for each key in `keys`, for another sequence of random draws. The new key is well mixed, and
+    depends on the old key and on `number`."""
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 
 def row_keys(
     seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], numbers: Sequence[npt.NDArray[np.integer[Any]]]
 ) -> UInt64s:
-    """Return uint64[n]: a well mixed key for each row. It depends on the seed, the parts, the row's id and the row's
-    numbers.
+    """Return a key for each row, uint64[n], from which random draws for the row are made. The keys are well mixed. A
+    row's key depends on the seed, on `parts`, on the row's entry in `ids` and on its entry in each array of `numbers`.
 
-    `ids` is uint8[n, 16]. Each array in `numbers` has an integer for each row.
+    `ids` is uint8[n, 16], such as the ids of the documents from which the rows come. Each array in `numbers` has an
+    integer for each row.
     """
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)
     keys = mix(words[:, 0] ^ np.uint64(key(seed, *parts)))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process on any machine."""
+    """The identity of a process. The fields together tell it from every other process, on any machine and after a
+    restart."""
 
     host: str
     boot: str

@@ -362,8 +362,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (`item` from pydantic) concerns an override. `keys` are the overridden keys. The fault concerns
-    an override if its place is one of these keys, or if its message `line` names one of these keys."""
+    """Whether a fault (`item` from pydantic) concerns an override. This is so if the fault's place is one of the
+    overridden `keys`, or below one, or if the fault's message `line` names one of them."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))

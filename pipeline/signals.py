@@ -26,7 +26,7 @@ class TerminatedError(KeyboardInterrupt):
 
 class StopRequest:
     """A request to stop. As a bool, it is false until SIGINT or SIGTERM is received, and then true. SIGINT (Ctrl-C)
-    after that raises an exception."""
+    after that raises an exception: TerminatedError if the first signal was SIGTERM, else KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None

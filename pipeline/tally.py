@@ -1,7 +1,7 @@
 """Counts (tallies) that travel with the data through the build into the manifest and the report.
 
 Beam metrics are not used, because their names differ between runners, and some runners have none. Tallies merge in any
-order to the same result, so the counts depend on neither workers nor bundles.
+order to the same result, so the counts do not depend on how the work was divided.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """Holds the counts of what was read. Documents, sentences, characters, what the tokenizer does not see, and drops
-    (items left out, by reason) are counted by source, which is an index into the config's sources."""
+    """Holds the counts of what was read. A source is an index into the config's sources. By source, it counts
+    documents, sentences, characters, text that the model will not see (such as [UNK]), and drops (items left out, by
+    reason)."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     unknown_characters: Counter[int] = field(default_factory=Counter)
-    """Characters by source whose word or piece became [UNK]."""
+    """How many characters of each source are in words or pieces of words that became [UNK]."""
     long_words: Counter[int] = field(default_factory=Counter)
-    """Words by source that became [UNK] because they are too long for the tokenizer."""
+    """How many words of each source became [UNK] because they are too long for the tokenizer."""
     clause_characters: Counter[int] = field(default_factory=Counter)
-    """Characters by source in words so long that they are clauses (documents.CLAUSE_CHARACTERS)."""
+    """How many characters of each source are in words so long that they are clauses (documents.CLAUSE_CHARACTERS)."""
     marks: dict[int, Counter[str]] = field(default_factory=dict)
     """The number of marks (vowel signs, tones) by source and script. Only scripts that lose marks are listed."""
     lost_marks: dict[int, Counter[str]] = field(default_factory=dict)
@@ -65,14 +66,15 @@ class ReadTally:
     """The paths of files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
-        """Count one item that was left out, and keep it as an example if it is among the first few of this reason,
-        ordered by `name`. The arguments are as in documents.Drop; `source` is an index into the config's sources."""
+        """Count one item (document, page, sentence) that was left out for `reason`. Keep it as an example if its name
+        is one of the first few for this reason in alphabetical order. `source` is an index into the config's sources.
+        `name` says where the item is, and `detail` shows the item or a value that was measured on it."""
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
     def count_loss(self, loss: TextLoss, *, source: int) -> None:
-        """Add `loss`, the counts of what the tokenizer does not see of a document. `source` is an index into the
-        config's sources."""
+        """Add `loss`, which counts what of a document the model will not see, for example because it becomes [UNK].
+        `source` is an index into the config's sources."""
         self.unknown_characters[source] += loss.unknown_characters
         self.long_words[source] += loss.long_words
         self.clause_characters[source] += loss.clause_characters
@@ -83,7 +85,8 @@ class ReadTally:
 
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
         """Count notes (events such as a guessed encoding, by which nothing is left out). `count` says how many notes
-        there are. Keep one note as an example if it is among the first few of this reason, ordered by `name`."""
+        there are. Keep one note as an example if its name is one of the first few for this reason in alphabetical
+        order."""
         self.notes[reason] += count
         self._add_examples(reason, [(name, detail)])
 
@@ -126,8 +129,8 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """For each label, choose the NUM_EXAMPLES examples with the lowest keys. Return all chosen examples in one list, in
-    order of key."""
+    """For each next-sentence label, choose the NUM_EXAMPLES examples (rows that the report may show) with the lowest
+    keys, which are random numbers. Return all chosen examples in one list, in order of key."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
         found.setdefault(example.label, []).append(example)
@@ -135,10 +138,11 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """Choose up to NUM_EXAMPLES of the examples, and return them in the order that they have in `examples`.
+    """Choose up to NUM_EXAMPLES of the rows in `examples` for the report, and return them in the order that they have
+    in `examples`.
 
-    The first two examples of each label are chosen, or one if the label has only one. The rest are the first of the
-    examples not chosen yet.
+    The first two examples of each next-sentence label are chosen, or one if the label has only one. The rest are the
+    first of the examples not chosen yet.
     """
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
@@ -155,17 +159,18 @@ class RowTally:
     lengths: Counts
     """int64[max_seq_length + 1]: entry n is the number of rows with n tokens."""
     token_counts: Counts
-    """int64[vocabulary size]: how often each id occurs in input_ids, special tokens included."""
+    """int64[vocabulary size]: how often each token id occurs in input_ids, special tokens included."""
     text_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64[max_seq_length]: the number of rows with a token of text (neither [CLS] nor a closing [SEP]) at each
     position."""
     masked_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64[max_seq_length]: the number of masked tokens at each position of a row, over all mask sets."""
     text_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: the number of tokens of text by the number of pieces of their word. The last entry also
+    """int64[WORD_PIECES + 1]: entry n is the number of tokens of text whose word has n tokens. The last entry also
     counts tokens of longer words."""
     masked_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: the number of masked tokens by the number of pieces of their word, over all mask sets."""
+    """int64[WORD_PIECES + 1]: entry n is the number of masked tokens whose word has n tokens (the last entry: or more),
+    over all mask sets."""
     document_lengths: Counts = field(default_factory=lambda: np.zeros(LENGTH_BITS, np.int64))
     """int64[LENGTH_BITS]: the number of documents by size. Entry b counts documents of 2^(b-1) to 2^b - 1 tokens."""
     documents: int = 0
@@ -176,9 +181,10 @@ class RowTally:
     labels: Counter[int] = field(default_factory=Counter)
     """The number of rows by next-sentence label. The key -1 counts rows without a label."""
     source_rows: Counter[int] = field(default_factory=Counter)
-    """The number of rows by source, an index into PipelineConfig.source_names."""
+    """The number of rows by the source of their first segment, an index into PipelineConfig.source_names."""
     source_tokens: Counter[int] = field(default_factory=Counter)
-    """The number of tokens in rows, special tokens included, by source (the same index as in source_rows)."""
+    """The number of tokens in rows, special tokens included, by the source of the rows' first segment (the same index
+    as in source_rows)."""
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
     """What each shortcut (a rule that guesses the next-sentence label without looking at the text) has counted. See
     pipeline/instances/shortcuts.py.
@@ -190,7 +196,8 @@ class RowTally:
     ("random")."""
     examples: list[Example] = field(default_factory=list)
     repeated_lines: Counter[str] = field(default_factory=Counter)
-    """How often each line occurs that repeats all over a shard, by text (pipeline/instances/repeated_lines.py)."""
+    """How often each line that repeats all over a shard occurs there, by the text of the line
+    (pipeline/instances/repeated_lines.py)."""
     repeated_in: Counter[str] = field(default_factory=Counter)
     """How many documents have each line in `repeated_lines`, by the text of the line."""
 
@@ -211,7 +218,8 @@ class RowTally:
             self.shortcuts.setdefault(rule, Counter()).update(found)
 
     def merge(self, other: RowTally) -> None:
-        """Add the counts of the tally `other` to this tally, and keep the examples of both with the lowest keys."""
+        """Add the counts of the tally `other` to this tally, and keep those examples (rows for the report) of both
+        tallies that have the lowest keys."""
         examples = lowest_examples([*self.examples, *other.examples])
         self.add_shortcuts(other.shortcuts)
         for entry in fields(self):
@@ -222,13 +230,13 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """The result of the second half of a build, which writes the shards. `shards` has the shards' entries in the
-    manifest, and `tallies` has the counts of the rows of train and of validation."""
+    """The result of writing the shards of a build. `shards` has the shards' entries in the manifest, and `tallies` has
+    the counts of the rows of train and of validation."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
     left_out: ReadTally = field(default_factory=ReadTally)
-    """The counts of duplicates and near duplicates, which are found only after reading."""
+    """The counts of what was left out after reading: duplicates and near duplicates, which are found only then."""
 
     def count_labels(self) -> Counter[int]:
         """Return the number of rows of the whole data set by next-sentence label (-1 for rows without a label)."""
@@ -249,7 +257,7 @@ def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
 
 
 def merge_results(results: Iterable[BuildResult]) -> BuildResult:
-    """Return one result that joins all `results`, with the shards in order of path."""
+    """Return one build result that joins all `results`. Its shards are in order of path."""
     total = BuildResult([], {})
     for result in results:
         total.shards += result.shards

@@ -14,7 +14,7 @@ from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
 from pipeline.tokenizer import library_version
 
-CODE_VERSION = "5"
+CODE_VERSION = "6"
 """The version of our cleaning, pairing and masking. Raise it if the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
@@ -27,8 +27,8 @@ other modules run a build, report on it, or move bytes unchanged (storage)."""
 
 
 def describe_code() -> dict[str, str]:
-    """Return the hash of our code and the versions of Python and of libraries, by name. A worker on another machine
-    makes the same bytes as this machine if this function returns the same there."""
+    """Return the versions of Python and of libraries, and the hash of our code, by name. If this function returns the
+    same on two machines, workers on both make the same bytes."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
     if library_version() is not None:
         libraries["icu4py"] = str(library_version())
@@ -47,14 +47,14 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Return a hash (16 hexadecimal digits) of our source files that determine the data. A build uses splits and shards
-    that an earlier start finished only if this hash is the same."""
+    """Return a hash (16 hexadecimal digits) of our source files that determine the data. If a build was stopped and is
+    started again, it uses the finished splits and shards only if this hash is the same."""
     return hash_sources(Path(__file__).parent)
 
 
 def hash_sources(folder: Path) -> str:
     """Return a hash (16 hexadecimal digits) of the source files whose code determines the data. The constant SHAPING
-    lists the packages and files. `folder` is the folder of this package or of a copy of it."""
+    lists these packages and files. `folder` is the folder of the package `pipeline`, or of a copy of it."""
     files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):

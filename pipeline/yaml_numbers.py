@@ -42,8 +42,8 @@ _NUMBERS = {
 """Patterns of the numbers that YAML 1.2 has. In YAML 1.2, 010 and 1:30 are texts, but in YAML 1.1 they are the numbers
 8 and 90."""
 _BOOLS = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
-"""The truth values of YAML 1.2. In YAML 1.1, yes, no, on and off are truth values too, also where no is the code of
-Norwegian."""
+"""The truth values of YAML 1.2. In YAML 1.1, yes, no, on and off are truth values too, so the language code no
+(Norwegian) would become false."""
 BOOL_TEXTS = {
     written: value
     for text, value in (("yes", True), ("no", False), ("on", True), ("off", False))

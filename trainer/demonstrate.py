@@ -44,7 +44,8 @@ use --held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
-"""Number of held-out texts to try. NUM_SHOWN of them are shown, of which as large a share is right as of all texts."""
+"""Number of held-out texts to try. NUM_SHOWN of these texts are shown, with the same share of right guesses as in
+all."""
 LETTERS = 4
 """Least number of letters of a masked word. Shorter words are often so common that they are guessed without context."""
 
@@ -82,8 +83,7 @@ class FillMask:
 
     @torch.no_grad()
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return a list for each [MASK] of `text`. It holds the likeliest tokens, best first; `count` is the number of
-        tokens.
+        """Return one list for each [MASK] of `text`, with the `count` likeliest tokens, best first.
 
         Raises ValueError if `text` is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
@@ -102,8 +102,7 @@ class FillMask:
 
     @torch.no_grad()
     def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return a list for each position in `masks`. It holds the likeliest tokens, best first; `count` is the number
-        of tokens.
+        """Return one list for each position in `masks`, with the `count` likeliest tokens, best first.
 
         `ids` are a text's token ids, with its special tokens. `masks` holds indices into `ids`.
         """
@@ -154,9 +153,10 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
 def try_held_out(fill: FillMask, *, data: str) -> list[str]:
     """Let the model guess masked words in held-out texts of the data set `data`, and return lines that show the result.
 
-    The lines show NUM_SHOWN texts, each with the guesses and the right word: of the texts whose guesses hold the right
-    word, and of the others, the first ones that were drawn, in the proportion of all texts. The last line states in how
-    many of all texts the right word is among the guesses.
+    The last line states in how many texts the right word is among the model's guesses. The other lines show NUM_SHOWN
+    of these texts, each with the guesses and the right word. Texts with and without the right word among the guesses
+    are shown in the proportion that they have among all texts. Of both kinds, the texts that were drawn first are
+    shown.
     """
     texts = draw_held_out(data, tokens=fill.tokens)
     guessed = [fill.guess_ids(text.ids, masks=[text.place])[0] for text in texts]

@@ -145,7 +145,8 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
     """Record this worker's steps inside the `with` block. At the end, the first worker writes the trace to `folder`.
 
-    Yields a link to use in place of `link`. The new link also asks the worker to stop after the last recorded step.
+    `link` is the worker's connection to its launcher. Yields a link that takes its place and also asks the worker to
+    stop after the last recorded step.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

@@ -54,10 +54,10 @@ ROW = np.dtype(
         ("repeats", "?"),
     ]
 )
-"""The record of one row. `pair` is a 128-bit hash of the unmasked ids, and `rest` is a hash of the mask sets and the
-label. `shard`, `group` and `row` are numbers that say where the row is. `length` is in tokens. `bits` is -log2 of the
-chance that another row with the same ids gets the same masks. `repeats` is true if the row repeats a few lines (see
-are_repetitive), or has nothing but lines that repeat all over its row group."""
+"""The record of one row. `pair` is a 128-bit hash of the unmasked token ids, and `rest` is a hash of the mask sets and
+the label. `shard`, `group` and `row` are numbers that say where the row is. `length` is in tokens. `bits` is -log2 of
+the chance that another row with the same token ids gets the same masks. `repeats` is true if the row repeats a few
+lines (see are_repetitive), or has nothing but lines that repeat all over its row group."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
 """The record of one document in one row group. `id` is the 16-byte document id. `shard` and `group` say where the row
 group is."""
@@ -71,7 +71,7 @@ def num_parts(rows: int) -> int:
 
 def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabulary) -> npt.NDArray[Any]:
     """Return one record (of the type ROW: hashes, place, length and label) for each row of the block. `shard` is the
-    number of the block's shard."""
+    index of the block's shard in the manifest."""
     found = np.zeros(len(block), ROW)
     keys = vocabulary.keys[block.ids]
     for half in range(2):
@@ -92,7 +92,8 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
 
 
 def _surprise(block: Block) -> npt.NDArray[np.float64]:
-    """Return float64[n]: for each row, -log2 of the chance that another row with the same ids gets the same masks.
+    """Return float64[n]: for each row, -log2 of the chance that another row with the same token ids gets the same
+    masks. A high value says that a repeated row is no accident.
 
     Neighbouring masked positions count as one choice.
     """
@@ -107,7 +108,7 @@ def _surprise(block: Block) -> npt.NDArray[np.float64]:
 
 def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
     """Return one record (of the type DOCUMENT: id and place) for each distinct document in the block. `shard` is the
-    number of the block's shard."""
+    index of the block's shard in the manifest."""
     ids = np.concatenate([block.document, block.second[block.has_second]])
     halves = np.unique(np.ascontiguousarray(ids).view("<u8").reshape(-1, 2), axis=0)
     found = np.zeros(len(halves), DOCUMENT)
@@ -129,8 +130,8 @@ class Spill:
         self._held_bytes = 0
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append records to temporary files, which are divided into parts. Call `flush` after the last `add`, because
-        until then some records are only in memory. `kind` is "rows" or "documents".
+        """Append records to temporary files, one for each part of the records. Call `flush` after the last `add`,
+        because until then some records are only in memory. `kind` is "rows" or "documents".
 
         A hash of the record's entry in `key` (uint64[records]) decides to which part a record goes, so records with
         equal keys go to the same part.
@@ -158,7 +159,7 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
     """Return the records of one part (a share of the temporary records, chosen by their hashes), from all shards,
     ordered by shard.
 
-    `kind` is "rows" or "documents", and `part` is the number of the part. `dtype` is the type of the records: ROW or
+    `kind` is "rows" or "documents", and `part` is the index of the part. `dtype` is the type of the records: ROW or
     DOCUMENT.
     """
     files = sorted(folder.glob(f"{kind}-{part}-*"))
@@ -169,12 +170,12 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check one part of the records in `folder`, and return the findings and an array of counts. `part` is the number
-    of the part. Records of equal rows, or of one document, are always in the same part.
+    """Check one part of the records in `folder`, and return the findings and an array of counts. `part` is the index of
+    the part. Records of equal rows, or of one document, are always in the same part.
 
-    The counts are int64[2, shards]: for each shard, how many of its rows are in another shard too, and how many
-    documents it has. `shards` lists the paths of all shards. `held_out` says for each shard whether it is validation
-    data. `num_rows` is the number of rows in the whole data set.
+    The counts are int64[2, shards]. For each shard, they say how many rows in this part are in another shard too, and
+    how many documents of the shard are in this part. `shards` lists the paths of all shards. `held_out` says for each
+    shard whether it is validation data. `num_rows` is the number of rows in the whole data set.
     """
     findings = Findings()
     validation = np.array(held_out, np.bool_)
@@ -220,7 +221,8 @@ def _place(record: Any, shards: list[str]) -> Place:
 
 
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
-    """Add to `repeated` (int64[shards]) how many rows of each shard are identical to a row of another shard.
+    """Add to `repeated` (int64[shards]) how many rows of each shard are identical, including masks and label, to a row
+    of another shard.
 
     Identical rows are neighbours in `rows` (records of the type ROW). For each row, `head` has the index of the first
     row that is identical to it.
@@ -235,10 +237,11 @@ def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeate
 def _check_labels(
     rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, findings: Findings
 ) -> None:
-    """Report pairs of segments that one row labels next and another row of the same document labels not next.
+    """Report pairs of segments that one row labels next and another row labels not next, although both rows take the
+    first segment from the same document.
 
-    `rows` has records of the type ROW, in which rows with the same ids are neighbours. `new_pair` (bool[rows]) is true
-    for the first row of each group of such neighbours.
+    `rows` has records of the type ROW, in which rows with the same token ids (the same two segments) are neighbours.
+    `new_pair` (bool[rows]) is true for the first row of each group of such neighbours.
     """
     if facts.next_sentence != "random_document":
         return
@@ -284,9 +287,10 @@ def _check_leaks(
 
 
 def _compare_documents(rows: npt.NDArray[Any], new_pair: Bools, *, held: Bools) -> tuple[Bools, Bools]:
-    """Return two arrays (bool[rows]) about the text of each row, which is the pair of its segments. The first is true
-    if no single document has this text in both training and validation. The second is true if the text repeats all over
-    the corpus: it repeats lines within the row, or at least _FEWEST_DOCUMENTS documents have it.
+    """Return two arrays (bool[rows]) about the text of each row (both segments). They tell whether a row that is in
+    training and in validation may come from repeated lines. The first array is true if no single document has this text
+    in both. The second is true if the text repeats all over the corpus: it repeats lines within the row, or at least
+    _FEWEST_DOCUMENTS documents have it.
 
     Rows with the same text are neighbours in `rows`, and `new_pair` is true for the first row of each text. `held` is
     true for rows of validation data.

@@ -1,7 +1,7 @@
 """Blocks, which hold rows of a row group as flat arrays (16 bytes a token), and the facts about the data set that the
 checks need.
 
-The arrays come from an unchecked file, so lengths, ids and positions may have any value.
+The arrays come from an unchecked file, so lengths, token ids and positions may have any value.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class Vocabulary:
 class Facts:
     """What is known about a data set before its rows are read.
 
-    `published` is true if the published algorithm built the data set; then its known quirks are notes, not faults.
-    `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking` is "whole_word",
-    "token" or "span". `draw` is "word" if [MASK], kept or random (80/10/10) is drawn once for each word, and "piece" if
-    it is drawn for each token. `next_sentence` is the setting of this name. `most_passes` has, for each source, the
-    largest number of passes over one document; it is empty if unknown. `dictionary_sources` has the sources whose words
-    were found by a dictionary; token ids do not show where such words start.
+    `published` is true if BERT's published algorithm built the data set; then the known quirks of this algorithm are
+    notes, not faults. `mask_sets` is the number of mask sets (choices of positions to predict) of each row. `masking`
+    is "whole_word", "token" or "span". A masked token becomes [MASK], stays or becomes a random token (80/10/10).
+    `draw` is "word" if this is drawn once for each word, and "piece" if it is drawn for each token. `next_sentence` is
+    the setting of this name. `most_passes` says for each source how many passes over a document the build makes at
+    most; it is empty if unknown. `dictionary_sources` has the sources whose words were found by a dictionary; token ids
+    do not show where such words start.
     """
 
     published: bool
@@ -90,8 +91,8 @@ class Block:
 
     Row r has the tokens `ids[offsets[r]:offsets[r + 1]]`. A list is one mask set (choice of positions to predict) of a
     row, and row r has the lists l with `list_rows[l] == r`. List l has the masked positions
-    `positions[list_offsets[l]:list_offsets[l + 1]]`. `inputs` has, in the same order, the ids that the model gets at
-    these positions. `ids`, `positions` and `inputs` are int64. `num_tokens`, `first_length`, `label` (-1 if null),
+    `positions[list_offsets[l]:list_offsets[l + 1]]`. `inputs` has, in the same order, the token ids that the model gets
+    at these positions. `ids`, `positions` and `inputs` are int64. `num_tokens`, `first_length`, `label` (-1 if null),
     `source` and `pass_number` are the columns of these names, int64[n]. `document` and `second` (uint8[n, 16]) are the
     document ids of the two segments, zero if absent. `has_second` (bool[n]) is true if there is a second segment.
     `numbers` (int64[n]) is the index of each row in its row group.
@@ -126,12 +127,12 @@ class Block:
 
     @property
     def token_rows(self) -> Int64s:
-        """The index of each token's row in this block, int64[tokens]."""
+        """For each token in this block, the index of its row, int64[tokens]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def entry_lists(self) -> Int64s:
-        """The index of the list (mask set) of each masked position in this block, int64[entries]."""
+        """For each masked position in this block, the index of its list (mask set), int64[entries]."""
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
@@ -204,7 +205,7 @@ def have_common_lines_only(block: Block, *, documents: npt.NDArray[np.uint64], f
 
     `documents` (uint64[n]) has a key of each row's first document. Text is compared in runs of _RUN tokens without
     [CLS] and [SEP]. Only a quarter of the runs, chosen by hash, is compared, so that this check takes only a tenth of
-    the time spent on a row group. A row with fewer than two chosen runs is not common.
+    the time spent on a row group. The text of a row with fewer than two chosen runs does not count as common.
     """
     inside = np.ones(block.ids.size, np.bool_)
     own = block.lengths > 0

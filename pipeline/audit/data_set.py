@@ -39,7 +39,7 @@ KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 
 def describe_set(manifest: Manifest) -> Facts:
     """Return the facts of the data set that `manifest` describes. Settings that are not in the manifest, because an
-    older release wrote it, get the defaults."""
+    older release of this package wrote it, get the defaults."""
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
@@ -124,7 +124,8 @@ def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
 
 
 def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
-    """Check the shard's size, footer and whole-file hash. Return whether the file exists."""
+    """Check the shard's size, footer and whole-file hash against `shard`, the shard's entry in the manifest. Return
+    whether the file exists."""
     findings.looked("files")
     try:
         verify_shard(root, shard, full=True)
@@ -248,9 +249,9 @@ def check_counts(
 ) -> None:
     """Compare counts of the rows with the numbers in the manifest and in token_counts.parquet.
 
-    The numbers are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and how
-    often each token id occurs. `counts` has the sums of the splits "train" and "validation". `token_counts`
-    (int64[vocabulary]) counts each id in the training rows; it is None if some rows could not be read.
+    The numbers are the rows, tokens, lengths and labels of each split (train or validation), the rows and tokens of
+    each source, and how often each token id occurs. `counts` has the sums of the splits "train" and "validation".
+    `token_counts` (int64[vocabulary]) counts each id in the training rows; it is None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:

@@ -113,9 +113,9 @@ class Sealed:
 
     `found` (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
     `repetitive` (a bool for each negative) is true if the row repeats a few lines. `seen` (an int64 for each negative)
-    says how often the text around the boundary occurs in rows of the document. `passes` is the number of passes over
-    the documents. If an entry of `seen` is clearly larger than `passes`, the document repeats the text, and the second
-    segment follows by chance.
+    says how often the text around the boundary occurs in rows of the document. `passes` says how many passes over the
+    documents were made; a pass shows a text about once. If an entry of `seen` is clearly larger than `passes`, the
+    document repeats the text, and the second segment follows by chance.
     """
 
     keys: UInt64s
@@ -131,7 +131,7 @@ class Sealed:
 
     def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
         """Set `found` to true for each negative (pair labelled not next) whose second segment follows its first segment
-        in the text of `block`."""
+        in the text of `block`. Add to `seen` how often the text around the boundary of the negative occurs there."""
         if not self.keys.size or not len(block):
             return
         row = block.token_rows
@@ -167,7 +167,7 @@ class Sealed:
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
         """Add to `findings` how many negatives (pairs labelled not next) were checked, and a fault for each negative
         whose second segment was found to follow the first. The fault becomes a note if the document repeats the text,
-        or if `published` is true (the published algorithm built the data set). `file` is the path of the shard."""
+        or if `published` is true (BERT's published algorithm built the data set). `file` is the path of the shard."""
         findings.looked("true next", self.keys.size)
         text = "labelled not next, but the second segment follows the first in the same document"
         recurs = self.repetitive | (self.seen > self.passes + 1)

@@ -69,7 +69,7 @@ def check_masks(
     kept, or became random tokens. All rows of `block` must have passed check_shape.
 
     `starts` (bool[tokens]) is true for tokens that begin a word, and `known` (bool[n]) is true for rows where `starts`
-    is certain. Both come from find_words. In a data set of the published algorithm, join_published has then changed
+    is certain. Both come from find_words. In a data set of BERT's published algorithm, join_published has then changed
     `starts`.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
@@ -134,9 +134,9 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 class _Words:
     """Holds the words of a block (rows of a row group).
 
-    `begin`, `length` and `row` (int64[words]) are the index of the first token, the number of tokens and the row of
-    each word. `special` (bool[words]) is true for words with a token that is never masked. `eligible` (bool[words]) is
-    true for words that masking may choose. `of` (int64[tokens]) is the index of each token's word.
+    For each word, `begin` is the index of the first token, `length` is the number of tokens, and `row` is the index of
+    the row (int64[words]). `special` (bool[words]) is true for words with a token that is never masked. `eligible`
+    (bool[words]) is true for words that masking may choose. `of` (int64[tokens]) is the index of each token's word.
     """
 
     begin: Int64s
@@ -207,7 +207,7 @@ def _check_budget(
     positions that it should have. Add budgets and sizes to `counts`.
 
     A mask set may have fewer positions if no remaining word fits. It may have more if it consists of a single word,
-    except in a data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
+    except in a data set of BERT's published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
     """
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)

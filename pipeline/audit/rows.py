@@ -1,4 +1,4 @@
-"""Checks each row of one row group: layout, ids, lengths, labels, documents.
+"""Checks each row of one row group: layout, token ids, lengths, labels, documents.
 
 The functions take a block (the row group as arrays), add to Findings and Counts, and read no files. If a row fails
 these checks, its masks are not checked (masks.py).
@@ -78,8 +78,8 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
     """Check every row of the block, and add the results to `findings` and `counts`. Return bool[n]: true for rows that
-    have the right layout and only ids inside the vocabulary. The ids that the model gets at masked positions must be
-    inside the vocabulary too."""
+    have the right layout and only token ids inside the vocabulary. The token ids that the model gets at masked
+    positions must be inside the vocabulary too."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):
@@ -180,7 +180,7 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
     """Add to `counts.short_negatives` the number of rows labelled not next whose first segment has at most one word.
 
-    A document of a single word gives only such rows, so the check of label balance allows for these rows.
-    `first_words` (int64[n]) is the number of words in each first segment.
+    BERT's published algorithm makes only such rows from a document of a single word. They are counted, so that the
+    check of label balance can allow for them. `first_words` (int64[n]) is the number of words in each first segment.
     """
     counts.short_negatives += int(np.count_nonzero((block.label == 1) & (first_words <= 1)))

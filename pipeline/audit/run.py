@@ -44,8 +44,8 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit of the data set at `root`. `published` is true if the published algorithm built the data
-    set. `shards`, `rows` and `tokens` say how many shards, rows and tokens the data set has."""
+    """The result of an audit of the data set at `root`. `published` is true if BERT's published algorithm built the
+    data set. `shards`, `rows` and `tokens` say how many shards, rows and tokens the data set has."""
 
     root: str
     published: bool
@@ -116,7 +116,8 @@ class Sums:
     _unknown: bool = False
 
     def add(self, result: Result, *, held: bool) -> None:
-        """Add the result of the next shard. `held` says whether the shard has validation (held-out) data."""
+        """Add the result of one shard. Shards are added in the order of the manifest. `held` says whether the shard has
+        validation (held-out) data."""
         self.totals.merge(result.counts)
         (self.validation if held else self.train).merge(result.counts)
         self.rows.append(result.counts.rows)
@@ -154,7 +155,8 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
     """Check the balance of labels, the mask rate and the shares 80/10/10 ([MASK], kept, random) of the whole data set.
 
-    `totals` has the sums over all shards. `replaceable` is the number of ids that may be drawn as a random replacement.
+    `totals` has the sums over all shards. `replaceable` is the number of token ids that may be drawn as a random
+    replacement.
     """
     whole = Place("(all shards)")
     labels = totals.num_labels
@@ -210,8 +212,8 @@ def _check_even(documents: Any, all_tokens: Sequence[int], manifest: Manifest, *
     (train or validation).
 
     A shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the number of documents in each
-    shard. A shard also needs a minimum of tokens. The build divides a split into buckets (groups of documents), and
-    makes each shard from one or more of them. The minimum is the mean number of tokens in a bucket, times
+    shard. A shard also needs a minimum of tokens. The build divides the documents of a split into buckets, and joins
+    small buckets, so a shard has one bucket or more. The minimum is the mean number of tokens in a bucket, times
     MIN_SHARE_OF_MEAN / 2. If the config does not give the number of buckets, it is taken to be twice the number of
     shards.
     """

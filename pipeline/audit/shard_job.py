@@ -1,4 +1,5 @@
-"""Audits one shard in its own process: the file, the schema and the rows. Every row group is read twice.
+"""Audits one shard in its own process: the file, the schema and the rows. If rows have next-sentence labels, every row
+group is read twice. Only the second reading can compare a label with all rows of the shard.
 
 Records of rows and documents go to temporary files (the spill) for checks over all shards. Memory: one row group as
 flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled not next.

@@ -48,9 +48,9 @@ class Sources:
         self.numbers.append(block.source[first].astype(np.uint16))
 
     def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
-        """Count the rows of `block` by label and by what each shortcut sees in a row, and add the numbers to
-        counts.shortcuts. A shortcut is a rule that guesses the next-sentence label without reading the text. Its
-        accuracy is computed from the numbers of all shards."""
+        """Count the rows of `block` by label and by the class in which each shortcut puts a row, and add the numbers to
+        counts.shortcuts. A shortcut is a rule that guesses the next-sentence label without reading the text. How often
+        it is right is computed later from the numbers of all shards."""
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
@@ -75,7 +75,7 @@ def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, finding
     """Return the accuracy of each shortcut (a rule that guesses the next-sentence label without reading the text). Add
     the shortcuts that are right too often to `findings`.
 
-    A shortcut with an accuracy above FAIL_ABOVE is a fault. Because the published algorithm is known to leave such
+    A shortcut with an accuracy above FAIL_ABOVE is a fault. Because BERT's published algorithm is known to leave such
     shortcuts, they are only notes in a data set that this algorithm built. A shortcut with an accuracy between
     WARN_ABOVE and FAIL_ABOVE is always a note. Shortcuts are judged only if the setting `next_sentence` is
     random_document.

@@ -1,7 +1,7 @@
 """Finds where words begin in rows of token ids, from the form of the tokens or by tokenizing a sample of rows again.
 
 WordPiece marks tokens that continue a word ("##ing"), and BPE may mark tokens that end a word. Byte-level BPE marks
-neither, so up to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If this gives the ids of the row,
+neither, so up to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If this gives the same token ids,
 the words of the row are known.
 """
 
@@ -46,8 +46,8 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
     true for rows where `starts` is certain.
 
     Special tokens and the first token of a segment begin a word too. The rows must have the layout [CLS] A [SEP] B
-    [SEP] (or [CLS] A [SEP]) and ids inside the vocabulary. `backend` is the tokenizer. If it is None, and the tokens do
-    not show where words begin or end, `known` is false everywhere.
+    [SEP] (or [CLS] A [SEP]) and token ids inside the vocabulary. `backend` is the tokenizer. If it is None, and the
+    tokens do not show where words begin or end, `known` is false everywhere.
     """
     ids = block.ids
     known = np.ones(len(block), np.bool_)
@@ -68,9 +68,9 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Return `starts` (bool[tokens]: whether each token begins a word), changed to fit the published algorithm. There,
-    if the first token of a second segment begins with "##", it does not begin a word, but continues the last word of
-    the first segment."""
+    """Return `starts` (bool[tokens]: whether each token begins a word), changed to fit BERT's published algorithm.
+    There, if the first token of a second segment begins with "##", it does not begin a word, but continues the last
+    word of the first segment."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)

@@ -72,8 +72,8 @@ def build_graph(
     """Add the steps of a whole build to `pipeline`. The last step writes RESULT_NAME into the exchange folder, which
     the main process and all workers can reach.
 
-    Give `workers` if the engine hands out all elements at once, like FnApiRunner: every worker then gets about the same
-    amount of input. If `workers` is None, any idle worker takes the next split.
+    Give `workers` if the engine hands out all splits at once, like Beam's FnApiRunner: every worker then gets about the
+    same amount of input. If `workers` is None, any idle worker takes the next split.
     """
     read = (
         _spread(pipeline, "splits", splits)
@@ -148,9 +148,9 @@ class _TokenizerStep(_Step):
 
 
 class CompareSignatures(_Step):
-    """A Beam step. It compares the MinHash signatures of some documents (a partition). If it finds near duplicates
-    among these documents, it writes the pairs of near duplicates to a file, and yields the MatchFile that names the
-    file."""
+    """A Beam step for one partition of the search for near duplicates. In a partition, documents meet that have a hash
+    of part of their MinHash signatures in common. The step compares the signatures of these documents. If it finds near
+    duplicates, it writes them in pairs to a file, and yields the MatchFile that names the file."""
 
     def process(self, partition: int, bands: Sequence[BandFile]) -> Iterator[MatchFile]:
         settings = self.context.config.cleaning.near_duplicates
@@ -164,8 +164,9 @@ class CompareSignatures(_Step):
 
 
 class JoinMatches(_Step):
-    """A Beam step. It gathers the matches (pairs of near duplicates) of a part of the buckets (groups of documents),
-    and writes each match once to a file. It yields the MatchFile that names the file, or nothing if there are no
+    """A Beam step for one part of the buckets (groups of documents). A match says that a document resembles a better
+    one. The match belongs to the bucket of the worse document, and may have been found several times. The step writes
+    each match of these buckets once to a file. It yields the MatchFile that names the file, or nothing if there are no
     matches."""
 
     def process(self, part: int, matches: Sequence[MatchFile]) -> Iterator[MatchFile]:
@@ -199,9 +200,9 @@ class SpillSplits(_TokenizerStep):
 
 
 class JoinSpills(_Step):
-    """A Beam step for builds with many buckets (groups of documents). Such builds sort documents into buckets in two
-    steps, and this is the second. It joins the documents of some buckets, from several spill files (intermediate files)
-    of the first step, in one new spill file, and yields the new file."""
+    """A Beam step for builds with many buckets (groups of documents). The spill files (intermediate files) of such a
+    build are first divided only into ranges of buckets. The step reads one range from several spill files, and writes
+    it, divided into single buckets, to a new spill file. It yields the new file."""
 
     def process(self, join: Join, files: Sequence[SpillFile]) -> Iterator[SpillFile]:
         with report_failure(self.context.exchange):
@@ -212,8 +213,8 @@ class JoinSpills(_Step):
 
 
 class CountBuckets(_Step):
-    """A Beam step. It counts the documents that one bucket (a group of documents) keeps, and yields the BucketCount if
-    the bucket has any documents at all."""
+    """A Beam step. It counts the documents of one bucket (a group of documents) that stay once duplicates are dropped,
+    and yields the BucketCount. For a bucket that never had documents, it yields nothing."""
 
     def process(
         self, bucket: int, files: Sequence[SpillFile], dropped: MatchFile | None = None
@@ -225,9 +226,9 @@ class CountBuckets(_Step):
 
 
 class PlanShards(_Step):
-    """A Beam step. From the counts of all buckets, it decides which bucket (group of documents) goes into which shard,
-    and yields the ShardPlan. Raises ValueError if a source gave no document, or if the tokenizer removes too many vowel
-    signs or tone marks of a source's script."""
+    """A Beam step. From the counts of all buckets (groups of documents), it decides which buckets go into which shard,
+    and yields the ShardPlan. Most shards have one bucket, but small buckets are joined. Raises ValueError if a source
+    gave no document, or if the tokenizer removes too many vowel signs or tone marks of a source's script."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -248,8 +249,9 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step. If its bucket (a group of documents) is the first bucket of a shard, the step writes the whole shard
-    and yields the BuildResult. For any other bucket, it does nothing."""
+    """A Beam step for one bucket (a group of documents). Most shards have one bucket, but small buckets are joined. If
+    the bucket is the first or only one of a shard, the step writes the whole shard and yields the BuildResult.
+    Otherwise it does nothing."""
 
     def process(
         self, bucket: int, files: Sequence[SpillFile], plan: ShardPlan, dropped: MatchFile | None = None
@@ -274,8 +276,8 @@ class WriteShards(_TokenizerStep):
 
 
 class LeaveResult(_Step):
-    """A Beam step. It writes the result and the counts of the input to RESULT_NAME in the exchange folder, where the
-    main process reads them, because engines cannot return values."""
+    """A Beam step. It writes the result of the build and the counts of the input to RESULT_NAME in the exchange folder,
+    where the main process reads them, because engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.exchange):
@@ -362,8 +364,9 @@ def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[byt
 
 
 def _scatter(bucket: int) -> int:
-    """Return a number by which to sort the buckets. The order looks random but is always the same, so the buckets that
-    begin a shard are spread evenly over the workers."""
+    """Return a number by which to sort the buckets (groups of documents). Small buckets are joined to a neighbour, so
+    there is no shard to write for some of them. The order looks random but is always the same, and spreads these
+    buckets evenly over the workers."""
     return zlib.crc32(bucket.to_bytes(8, "big"))
 
 

@@ -1,5 +1,5 @@
-"""Finds what a build reads, once at the build's start: the splits (parts of the input), fingerprints (hashes) of the
-input files, and the identity of the build."""
+"""Finds what a build reads, once at the build's start: the splits (parts of the input), and fingerprints (hashes) of
+the input files. Also describes the identity of a build: everything that decides which data set it makes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class BuildInputs:
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
     """Return the splits (parts of the input) of the config's sources. Also return, for each file, its fingerprint (a
-    hash), its version and, if it is large, the time of its last change. Raises the same errors as list_splits."""
+    hash), a version (a text that changes if the file is written) and, if it is large, the time of its last change.
+    Raises the same errors as list_splits."""
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)

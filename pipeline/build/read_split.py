@@ -83,11 +83,12 @@ def spill_documents(
     report: WorkReport,
     key: int = 0,
 ) -> SplitResult:
-    """Filter and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
+    """Filter and tokenize the documents in `items`, and write them to a spill file (an intermediate file). `key` is a
+    hash of what the file is made from, by which spill files are sorted.
 
-    Return the counts, and the places of the documents in the file. A Drop in `items` (something that was left out) is
-    counted by its reason. A Note, which is a kind of Drop, is counted by its reason too, but as an event for which
-    nothing was left out. On an error no file remains.
+    Return the counts, and the names of the files written. A Drop in `items` (something that was left out) is counted by
+    its reason. A Note, which is a kind of Drop, is counted by its reason too, but as an event for which nothing was
+    left out. On an error no file remains.
     """
     tally = ReadTally()
     source = context.config.sources[split.source]
@@ -178,8 +179,8 @@ def list_written(result: SplitResult, *, folder: str) -> set[str]:
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
     """Return the key of a split's record. It is a dict with the fields of `split` and one or two more keys. "input" is
-    a text that identifies the content of the split's file. "hold_out" identifies the texts to keep out of the data set,
-    and is absent if there are none.
+    a text that identifies the content of the split's file. "hold_out" identifies the evaluation texts that must not be
+    in the data set, and is absent if there are none.
 
     The settings are not in the key, because a record also has the hash of its build, which covers all settings.
     """

@@ -125,8 +125,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
 def check_paths(config: PipelineConfig) -> None:
     """Check paths in the config early. Raises ValueError if a source would read the build's own files, if rejects
-    (documents left out) cannot be written, if the vocabulary to train has an invalid file name, or if the library for
-    dictionary_words is absent."""
+    (documents left out) cannot be written, or if the vocabulary to train has an invalid file name. Also raises it if
+    `dictionary_words` asks for dictionaries to find words with, and the library that has them is absent."""
     refuse_own_files(config)
     check_dictionary(config)
     rejects = config.cleaning.keep_rejects
@@ -215,14 +215,15 @@ def describe_context(
 
 
 def name_held_texts(inputs: BuildInputs) -> str:
-    """Return the name of the file that lists the word runs (13 words in a row) of the texts that `hold_out` keeps out
-    of the data set."""
+    """Return the name of the file with the runs (13 words in a row) of the evaluation texts that the setting `hold_out`
+    names. A document that has one of these runs is left out of the data set."""
     return f"hold-out-{join_fingerprints(inputs.held_out.values())[:16]}.arrow"
 
 
 def list_held_texts(inputs: BuildInputs, *, folder: Any, say: Say) -> None:
-    """Write the file that lists the word runs (13 words in a row) of the texts that the setting `hold_out` names. Print
-    how many texts and runs were found. Do nothing if no such texts are given.
+    """Write the file with the runs (13 words in a row) of the evaluation texts that the setting `hold_out` names, and
+    print how many texts and runs were found. A document that has one of these runs is left out of the data set. Do
+    nothing if `hold_out` names no texts.
 
     Raises ValueError if a file of these texts has no words, or if there are too many runs.
     """
@@ -254,8 +255,8 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard with Beam. Return (result of the build, counts of the input). Raises the errors of
-    local.run_on_engine."""
+    """Build every shard with Beam. Return (result of the build, counts of the input). Raises WorkerError if a worker
+    met an error that the user can fix, and otherwise what local.run_on_engine raises."""
     from pipeline.engines import local  # Beam takes 2 s to import
 
     local.note_unknown(beam_options)
@@ -276,10 +277,8 @@ def run_graph(
 
 
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
-    """Raise ChangedInputError if an input file was written while the build read it.
-
-    Before that, remove what was read from that file, and all shards, because any shard may contain some of its text.
-    """
+    """Check that no input file was written while the build read it. Otherwise remove what was read from such files, and
+    all shards, because any shard may contain some of this text. Then raise ChangedInputError."""
     if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]
         sweep_work(context, splits=good, keep_shards=False)
@@ -291,8 +290,8 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove spill files (intermediate files), shards and records of the build. Keep the files and records of the
-    finished splits in `splits`. If `keep_shards` is true, also keep the files and records of finished shards.
+    """Remove the spill files (intermediate files), shards and records of the build that are no longer needed. The
+    finished splits in `splits` keep their files and records. If `keep_shards` is true, so do finished shards.
 
     Return how many records remain of each kind ("split" and "shard").
     """

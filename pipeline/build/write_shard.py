@@ -1,8 +1,8 @@
-"""Turns one bucket (a group of documents) into one Parquet file: pair, mask, permute, write, verify, and only then
-rename to its final name.
+"""Turns one bucket (a group of documents), or a few small ones, into one Parquet file: pair, mask, permute, write,
+verify, and only then rename to its final name.
 
-The bytes are deterministic: the bucket's content decides the order of the rows, and the writer stores neither time nor
-host. Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
+The bytes are deterministic: the documents decide the order of the rows, and the writer stores neither time nor host.
+Memory: the documents (3 bytes a token), their pairs (60 bytes each) and one row group.
 """
 
 from __future__ import annotations
@@ -159,8 +159,9 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file; this also checks its page checksums. Raises ShardError if its row groups differ from the
-    manifest entry `shard`, or if the number of rows with n tokens differs from rows_by_length[n] for any n."""
+    """Read the whole file; this also checks its page checksums. Raises ShardError if the rows or tokens of a row group
+    differ from the manifest entry `shard`, or if the number of rows with n tokens differs from rows_by_length[n] for
+    any n."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
@@ -221,8 +222,9 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """Return (positions, inputs) of the K mask sets (choices of tokens to predict) in `masks`, as two columns of
-    list<list>. In each column a row has K lists, one for each set."""
+    """Return (positions, inputs): the masked positions, and the token ids that the model sees there, as two columns of
+    list<list>. `masks` has the K mask sets (choices of tokens to predict). In each column a row has K lists, one for
+    each mask set."""
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)
     inner = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

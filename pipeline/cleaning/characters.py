@@ -65,12 +65,12 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
 
 def normalize_and_look(text: str, *, keep_reserved: bool = False) -> tuple[str, bool]:
-    """Return (text, is_spaced). `text` is what normalize_text returns. `is_spaced` is True if this text is known to
-    have no white space other than single spaces and line feeds."""
+    """Return (text, has_plain_space). `text` is what normalize_text returns. `has_plain_space` is True if this text is
+    known to have no white space other than spaces and line feeds."""
     flags = _ODD | _MAY_COMPOSE | _ODD_SPACE
     if text.isascii():
         if _ODD_ASCII.search(text) is None:
-            return text, "\t" not in text and "  " not in text
+            return text, "\t" not in text
     elif len(text) > _WORTH_A_LOOK:
         flags = _look(text)
     if flags & _ODD:
@@ -78,7 +78,7 @@ def normalize_and_look(text: str, *, keep_reserved: bool = False) -> tuple[str, 
     # Only now, because an accent may follow its letter once what stood between them is gone.
     if flags & _MAY_COMPOSE and not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
-    return text, not flags & (_ODD | _ODD_SPACE) and "  " not in text
+    return text, not flags & (_ODD | _ODD_SPACE)
 
 
 def _look(text: str) -> int:

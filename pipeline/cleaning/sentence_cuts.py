@@ -63,8 +63,8 @@ def has_quotations(text: str) -> bool:
 
 
 def may_hold_ends(part: str, rules: EndRules) -> bool:
-    """Return whether cut_more may find the end of a sentence inside `part`. This is a quick test for a part that has no
-    full stop before a space."""
+    """Return whether cut_more may find the end of a sentence inside `part`, which sentencex took for one sentence. This
+    is a quick test for a part that has no full stop before a space."""
     if rules.has_own_marks:
         return True
     if _QUOTATION_ENDS.isdisjoint(part[-3:]):
@@ -103,8 +103,8 @@ def _cut_at_marks(part: str, rules: EndRules) -> list[str]:
 
 
 def _cut_quotation(part: str, rules: EndRules) -> list[str]:
-    """Cut `part` between the sentences inside the quotation at its end, or inside the brackets around it. Return the
-    pieces, or [part] if there is nothing to cut."""
+    """Cut `part` between the sentences of a quotation or of brackets. The quotation must be at the end of `part`, and
+    the brackets must enclose all of `part`. Return the pieces, or [part] if there is nothing to cut."""
     close = len(part.rstrip(" .")) - 1
     openers = _QUOTES.get(part[close : close + 1])
     if part[0] == "(" and part[close] == ")" and part.find("(", 1) < 0:

@@ -142,9 +142,9 @@ def _table() -> dict[str, dict[str, frozenset[str]]]:
 
 
 def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether a sentence certainly ends between the neighbouring parts `before` and `after`. It does if `before`
-    ends with a long word, a full stop and a space, and `after` begins with a capital. This is a quick test: False means
-    unknown."""
+    """Return whether a sentence certainly ends between `before` and `after`, two neighbouring parts of a line. It does
+    if `before` ends with a word of five letters or more that is no known abbreviation, a full stop and a space, and
+    `after` begins with a capital. This is a quick test: False means unknown."""
     tail = before[-7:]
     if tail[-1] != " " or tail[-2:-1] != ".":
         return False
@@ -154,9 +154,9 @@ def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
 
 
 def is_plain_mark(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether a sentence certainly ends between the neighbouring parts `before` and `after`. It does if `before`
-    ends with a mark such as ! and a space, and `after` does not begin with a small letter, a digit or a dash. This is a
-    quick test: False means unknown."""
+    """Return whether a sentence certainly ends between `before` and `after`, two neighbouring parts of a line. It does
+    if `before` ends with a mark such as ! and a space, and `after` does not begin with a small letter, a digit or a
+    dash. This is a quick test: False means unknown."""
     if before[-1:] != " " or before[-2] not in rules.plain_marks:
         return False
     first = after[0]
@@ -171,13 +171,14 @@ def lowered(text: str) -> str:
 
 
 def words_of_all(kind: str) -> frozenset[str]:
-    """Return the words that sentence_ends.tsv has for all languages. `kind` is the kind of words, such as "units"."""
+    """Return the words of one kind that sentence_ends.tsv lists for no single language, because they count in text of
+    every language. `kind` is the kind of words, such as "units" (km, kg)."""
     return _table()["*"][kind]
 
 
 def goes_on(before: str, after: str, rules: EndRules) -> bool:
-    """Return whether `after` continues the sentence at the end of `before`, so that sentencex was wrong to cut between
-    them."""
+    """Return whether `after` continues the sentence at the end of `before`. The library sentencex cut a line between
+    these two parts, and was then wrong to do so."""
     head = before[-_LOOK_BACK:].rstrip()
     last, first = head[-1:], after[0]
     if first in _NEVER_FIRST or (first in "-\u2013" and after[1:2].isdigit()):
@@ -362,7 +363,8 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
 
 
 def mend_parts(parts: list[str], rules: EndRules) -> list[str]:
-    """Return the parts of a line, with neighbours joined if sentencex wrongly cut a sentence between them."""
+    """Return `parts` (what the library sentencex took for the sentences of a line), with neighbours joined if sentencex
+    wrongly cut between them."""
     if len(parts) == 1:
         return parts
     joined: list[str] = []

@@ -41,13 +41,16 @@ def split_sentences(text: str, *, language: str, keep_reserved: bool = False) ->
     """
     sentences: list[str] = []
     rules = end_rules(language)
-    text, is_spaced = normalize_and_look(text, keep_reserved=keep_reserved)
-    for line in text.split("\n"):
+    text, has_plain_space = normalize_and_look(text, keep_reserved=keep_reserved)
+    for given in text.split("\n"):
+        line = given
+        if "  " in line or not has_plain_space:  # the rules know only ends with one space
+            line = " ".join(line.split())
         if not line or line.isspace():
             continue
         for piece in _pieces(line) if len(line) > _FINE_CHARACTERS else (line,):
             for sentence in _split_piece(piece, language=language, rules=rules):
-                words = sentence.strip() if is_spaced else " ".join(sentence.split())
+                words = sentence.strip()
                 if words:
                     sentences.append(words)
     return sentences
@@ -114,8 +117,8 @@ _HALF_STOPS = "\u104a\u2024"
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
-    """Cut `sentences` after Chinese and Japanese full stops that are followed by a digit, and yield the pieces. A full
-    stop inside brackets is left alone.
+    """Cut `sentences` after Chinese and Japanese full stops that are followed by a digit, where sentencex does not cut,
+    and yield the pieces. A full stop inside brackets is left alone.
 
     Takes linear time.
     """
@@ -132,8 +135,8 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
-    """Return the sentences, with neighbours joined where sentencex wrongly saw the end of a sentence. No character is
-    changed."""
+    """Return the sentences, with neighbours joined where sentencex wrongly saw the end of a sentence. Joined together,
+    they still give the same text."""
     parts: list[str] = []
     before = ""
     for part in sentences:
@@ -153,8 +156,8 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
 
 
 def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
-    """Return whether `after` continues the last sentence of `before`, so that the two neighbouring parts must be
-    joined."""
+    """Return whether `after` continues the last sentence of `before`. These are neighbouring parts of a line, which
+    must then be joined."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
     if goes_on(before, after, rules) or _NO_END.search(before) is not None:
@@ -203,7 +206,8 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def _cut_at_stops(line: str) -> Iterator[str]:
-    """Cut `line`, which contains no spaces, at full stops, and yield its pieces.
+    """Cut `line` at full stops, and yield its pieces. This is for a long line with few spaces or none, which cannot be
+    cut at spaces.
 
     A piece ends at the first full stop after at least _FINE_CHARACTERS characters. A full stop inside brackets counts
     only after twice as many characters. Takes linear time.

@@ -1,4 +1,5 @@
-"""The languages whose words can be found with a dictionary, and the check of the setting `dictionary_words`."""
+"""The languages that are written without spaces and whose words can be found with a dictionary, and the check of the
+setting `dictionary_words`, which asks for this."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ DICTIONARY_LANGUAGES = ("ja", "km", "lo", "my", "th", "yue", "zh")
 
 
 def check_dictionary_words(languages: Sequence[str], *, spoken: Sequence[str]) -> None:
-    """Raise ValueError if one of `languages` has no dictionary, or is not in `spoken` (the languages of the
-    sources)."""
+    """Check `languages`, the value of the setting `dictionary_words`. In these languages, words are found with a
+    dictionary of the library ICU. Raise ValueError if ICU has no dictionary for one of the languages, or if no source
+    has this language. `spoken` has the languages of the sources."""
     for language in languages:
         if language.partition("-")[0] not in DICTIONARY_LANGUAGES:
             raise ValueError(

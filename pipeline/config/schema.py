@@ -300,7 +300,8 @@ class PipelineConfig(Settings):
         return tuple(weights[name] for name in self.source_names)
 
     def has_dictionary(self, language: str) -> bool:
-        """Whether a dictionary is used to find the words of text in this language."""
+        """Whether words of text in this language are found with a dictionary (see `dictionary_words`), so that the
+        tokens of a word can be masked together."""
         return language in self.dictionary_words or language.partition("-")[0] in self.dictionary_words
 
     @property
@@ -372,7 +373,7 @@ class PipelineConfig(Settings):
         """Return the settings that shape the data, as nested dicts keyed by field name.
 
         These are all settings except `output`, `engine`, `dask`, `ray`, `workers`, `download`, `not_next_bounds`,
-        `keep_rejects` and the paths of inputs (`path`, `clean_documents` and `vocabulary.path`).
+        `keep_rejects` and the paths of inputs (`path`, `clean_documents`, `hold_out` and `vocabulary.path`).
         """
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]

@@ -23,6 +23,6 @@ class WikitextConfig(Settings):
 
     @property
     def tails(self) -> Treatment:
-        """What becomes of tail sections such as References: the setting `tail_sections`, or `lists` if `tail_sections`
-        is null."""
+        """What becomes of sections at the end of an article, such as References. This is the value of the setting
+        `tail_sections` or, if it is null, of the setting `lists`."""
         return self.tail_sections or self.lists

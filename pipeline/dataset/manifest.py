@@ -138,22 +138,22 @@ class Manifest(Settings):
         return max(self.statistics.get("shortcuts", {}).values(), default=None)
 
     def shards_of(self, split: SplitName) -> tuple[Shard, ...]:
-        """Return the shards of one split, ordered by path."""
+        """Return the training shards or the validation shards, ordered by path."""
         return tuple(shard for shard in self.shards if shard.split == split)
 
     def num_rows(self, split: SplitName) -> int:
-        """Return the number of rows in one split."""
+        """Return the number of rows in the training or the validation data."""
         return sum(shard.rows for shard in self.shards_of(split))
 
     def num_tokens(self, split: SplitName) -> int:
-        """Return the number of tokens in one split, special tokens included."""
+        """Return the number of tokens in the training or the validation data, special tokens included."""
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Return a tuple that says how many rows of each length one split has. Its entry n is the number of rows with n
-        tokens.
+        """Return how long the rows of the training or the validation data are. Entry n of the tuple is the number of
+        rows with n tokens.
 
-        Raises DataSetError if these rows and tokens do not add up to those of the shards.
+        Raises DataSetError if the tuple does not give as many rows and tokens as the shards have.
         """
         found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
         if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
@@ -170,8 +170,8 @@ def canonical_json(tree: Any) -> bytes:
 
 
 def shard_name(split: SplitName, index: int, count: int) -> str:
-    """Return the relative path of one shard, such as data/train-00000-of-00064.parquet. `index` is the number of the
-    shard in its split, from 0, and `count` says how many shards the split has."""
+    """Return the relative path of one shard, such as data/train-00000-of-00064.parquet. `index` counts the shards of
+    the same kind (train or validation) from 0, and `count` says how many there are of this kind."""
     return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
 
 
@@ -227,7 +227,7 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the path of the data set in which `root` is a folder or a file. Return None if `root` is in no data set,
+    """Return the path of the data set that contains the folder or file `root`. Return None if no data set contains it,
     or if the object store cannot be asked."""
     folder = str(root).rstrip("/")
     with suppress(OSError):

@@ -1,7 +1,7 @@
 """The columns of a data set, which are the contract between pipeline and trainer.
 
 One row is one sentence pair (A, B), stored once and unmasked, with K mask sets (choices of masked positions). Whoever
-changes the columns must increase SCHEMA_VERSION. Ids are uint16 up to 65,536 vocabulary entries and int32 above.
+changes the columns must increase SCHEMA_VERSION. Token ids are uint16 up to 65,536 vocabulary entries and int32 above.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Finds duplicate and nearly duplicate documents (by hash and by MinHash), and chooses which to drop."""
+"""Finds duplicate and nearly duplicate documents (by hash and by MinHash), and chooses which to drop. Also finds
+documents that share a passage with evaluation texts."""
 
 from pipeline.dedup.duplicates import Match, count_duplicates
 from pipeline.dedup.held_texts import HeldFile, open_runs, write_runs

@@ -35,8 +35,9 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
     near duplicates. Write the dropped documents to `rejects` (the files of documents left out).
 
     `near` maps the id of each near duplicate to its match. Of several copies of a text, one is kept: the first by index
-    into config.source_names, then by name, then by index into config.sources. If a held-out document has the same text,
-    no copy is kept. Memory holds one name for each text with copies, however many copies there are.
+    into config.source_names, then by name, then by index into config.sources. If a mark in `extents` says that a
+    held-out document has the same text, no copy is kept. Memory holds one name for each text with copies, however many
+    copies there are.
     """
     tally = ReadTally()
     copies, held_out = _repeated_ids(extents)
@@ -78,7 +79,8 @@ def _choose_first(extents: Sequence[Extent], *, copies: frozenset[bytes]) -> dic
 
 
 def _repeated_ids(extents: Sequence[Extent]) -> tuple[frozenset[bytes], frozenset[bytes]]:
-    """Return the ids that occur more than once, and the ids that are marked as held out."""
+    """Return (repeated, held out) for the documents in `extents` (ranges of spill files): the document ids that occur
+    more than once, and those that are marked as held out. Copies of a text have the same id."""
     index = read_index(extents)
     ids = index.ids
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)

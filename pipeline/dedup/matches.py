@@ -1,10 +1,10 @@
 """Decides which near duplicates to leave out, in time linear in the number of matches. A match says that a document
-resembles a better one.
+resembles a better one (one with more words).
 
-Matches are found in parallel, by band key (a hash of part of a signature), so a match may be found several times. To
-drop repeated matches, matches are sorted by the bucket (group of documents) of their document. Equal matches then meet,
-and the parts of the buckets can be processed in parallel. Only the decision itself is one task. Measured: 1.2 CPU
-seconds and 189 MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
+Matches are found in parallel, by band key (a hash of part of a signature). Two documents may share several keys, so a
+match may be found several times. To drop repeated matches, each match is put into the bucket (group of documents) of
+its worse document. Equal matches then meet, and parts of the buckets can be processed in parallel. Only the decision
+itself is one task. Measured: 1.2 CPU seconds and 189 MiB for 1 million matches, 28 seconds and 727 MiB for 20 million.
 """
 
 from __future__ import annotations
@@ -33,32 +33,34 @@ Matches = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class MatchFile:
-    """A file of matches (records of MATCH_TYPE, each for a pair of near duplicates) with a table at its end. In a file
-    from write_dropped, the table has a row for each bucket. In other files, it has a row for each part of the buckets.
-    A row says at which byte its matches begin, and how many matches it has."""
+    """A file of matches with a table at its end. A match (a record of MATCH_TYPE) says that a document resembles a
+    better one, and belongs to the bucket (group of documents) of the worse document. In a file from write_dropped, the
+    table has a row for each bucket. In other files, it has a row for each part of the buckets. A row says at which byte
+    its matches begin, and how many matches it has."""
 
     path: str
     table: Table
 
 
 def count_parts(buckets: Buckets) -> int:
-    """Return the number of parts into which the buckets (groups of documents) are divided. There are as many partitions
-    of the band keys (hashes of parts of signatures)."""
+    """Return the number of parts into which the buckets (groups of documents) are divided, so that workers can process
+    the parts in parallel. There are as many partitions of the band keys (hashes of parts of signatures)."""
     return min(buckets.total, MOST_PARTS)
 
 
 def write_matches(matches: Matches, *, folder: str, buckets: Buckets) -> MatchFile:
-    """Write matches (pairs of near duplicates) to a new file in `folder`, and return this file. The buckets (groups of
-    documents) are divided into parts. In the file, all matches of documents from one part are together."""
+    """Write matches to a new file in `folder`, and return this file. A match says that a document resembles a better
+    one, and belongs to the bucket (group of documents) of the worse document. The buckets are divided into parts, and
+    each part is later processed by one worker. In the file, the matches of one part are together."""
     parts = count_parts(buckets)
     rows = buckets.buckets_of(matches["id"]) % parts
     return _write_by_row([(matches, rows)], rows=parts, path=storage.join(folder, f"matches-{uuid.uuid4().hex[:16]}"))
 
 
 def join_matches(files: Sequence[MatchFile], *, part: int, folder: str, buckets: Buckets) -> MatchFile | None:
-    """Collect the matches (pairs of near duplicates) of one part of the buckets (groups of documents) from `files`.
-    Write each distinct match once to a new file in `folder`. Return the new file, or None if there are no matches.
-    `part` is the index of the part."""
+    """Collect the matches of one part of the buckets (groups of documents) from `files`. A match says that a document
+    resembles a better one, and belongs to the bucket of the worse document. Write each distinct match once to a new
+    file in `folder`. Return the new file, or None if there are no matches. `part` is the index of the part."""
     found = [np.zeros(0, MATCH_TYPE), *read_each(lambda file: _read_row(file, part), files, path_of=lambda f: f.path)]
     matches = distinct_matches(np.concatenate(found))
     return write_matches(matches, folder=folder, buckets=buckets) if matches.size else None
@@ -66,12 +68,13 @@ def join_matches(files: Sequence[MatchFile], *, part: int, folder: str, buckets:
 
 def write_dropped(parts: Sequence[MatchFile], *, path: str, buckets: Buckets, grouped: bool = False) -> MatchFile:
     """Choose which near duplicates to leave out. For each document left out, write one match (the document and a better
-    one that stays) to a file at `path`, and return this file. In the file, the matches of one bucket are together.
-    `parts` are files from join_matches, and all matches of a document are in one of these files.
+    one that stays) to a file at `path`, and return this file. A match belongs to the bucket of the document left out.
+    In the file, the matches of one bucket are together. `parts` are files from join_matches. All matches between a
+    document and better ones are in one of these files.
 
     `grouped` says that documents have groups (see Document), and that a document is held out if its group is. Because a
-    match does not name the group, the match is then written for both the training and the validation bucket of its
-    document. Memory holds all matches written.
+    match does not name the group, the match is then written for both the training and the validation bucket of the
+    document left out. Memory holds all matches written.
     """
     chosen = choose_in_parts([partial(_read_all, file) for file in parts])
     if not grouped:
@@ -93,23 +96,23 @@ def read_dropped(file: MatchFile, *, buckets: Sequence[int]) -> dict[bytes, Matc
 
 
 def choose_dropped(matches: Matches) -> Matches:
-    """Choose which near duplicates to leave out, and return one match for each document left out (an array of
-    MATCH_TYPE, ordered by id)."""
+    """Choose which near duplicates to leave out. Return one match for each document left out (an array of MATCH_TYPE,
+    ordered by the ids of the documents left out)."""
     (chosen,) = choose_in_parts([lambda: distinct_matches(matches)])
     return chosen
 
 
 def choose_in_parts(parts: Sequence[Callable[[], Matches]]) -> Iterator[Matches]:
-    """Choose which near duplicates to leave out, from matches (each says that a document resembles a better one). Each
-    function in `parts` returns a part of the matches. For each part, yield an array with one match for each of its
-    documents that is left out.
+    """Choose which near duplicates to leave out. A match says that a document resembles a better one, and is called a
+    match of the worse document. Each function in `parts` returns a part of the matches. For each part, yield an array
+    with one match for each of its documents that is left out.
 
-    The matches of a part are distinct and ordered by id, and all matches of a document are in one part. Each function
-    is called three times, so that memory never holds more than one part. In addition, memory holds 30 bytes for each
-    match of all parts. Documents are visited from the best rank (most words, then the smaller id) to the worst. A
-    document is left out if it matches a better document that stays. So no document is dropped in favour of a document
-    that is dropped too. Documents are told apart by a 64-bit hash of their ids. Among 20 million documents, two have
-    the same hash with probability 1e-5.
+    The matches of a part are distinct and ordered by the ids of the worse documents, and all matches of a document are
+    in one part. Each function is called three times, so that memory never holds more than one part. In addition, memory
+    holds 30 bytes for each match of all parts. Documents are visited from the best rank (most words, then the smaller
+    id) to the worst. A document is left out if it matches a better document that stays. So no document is dropped in
+    favour of a document that is dropped too. Documents are told apart by a 64-bit hash of their ids. Among 20 million
+    documents, two have the same hash with probability 1e-5.
     """
     keys, rank = _rank_documents(parts)
     order = np.argsort(keys).astype(np.int32)
@@ -147,11 +150,11 @@ def distinct_matches(matches: Matches) -> Matches:
 
 
 def _decide(owner: npt.NDArray[np.int32], better: npt.NDArray[np.int32], *, rank: npt.NDArray[np.int32]) -> Any:
-    """Return uint8[documents + 1]: 1 for each document to leave out, and 0 for each that stays. The last entry is
-    always 0. It stands for all documents that resemble no better document.
+    """Return uint8[documents + 1]: 1 for each document to leave out, and 0 for each that stays. Only documents that
+    resemble a better one have an entry. The last entry, always 0, stands for all other documents.
 
-    Match number i says that document owner[i] resembles the better document better[i]. `rank` has the rank of each
-    document (0 is the best).
+    Match number i says that the document with the entry owner[i] resembles the better document with the entry
+    better[i]. `rank` has the rank of each document with an entry of its own (0 is the best).
     """
     dropped = bytearray(rank.size + 1)
     order = np.argsort(rank[owner], kind="stable").astype(np.int32)
@@ -164,8 +167,8 @@ def _decide(owner: npt.NDArray[np.int32], better: npt.NDArray[np.int32], *, rank
 
 
 def _rank_documents(parts: Sequence[Callable[[], Matches]]) -> tuple[draws.UInt64s, npt.NDArray[np.int32]]:
-    """Return two arrays with an entry for each document that may be left out, in the order of `parts`. The first has a
-    64-bit hash of each document's id, and the second has its rank (0 is the best)."""
+    """Return two arrays with an entry for each document that resembles a better one and may be left out, in the order
+    of `parts`. The first has a 64-bit hash of each document's id, and the second has its rank (0 is the best)."""
     firsts, seconds = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     words = [np.zeros(0, np.int64)]
     for load in parts:
@@ -183,7 +186,8 @@ def _rank_documents(parts: Sequence[Callable[[], Matches]]) -> tuple[draws.UInt6
 
 
 def _begins(matches: Matches) -> npt.NDArray[np.bool_]:
-    """Return for each match whether it is the first match of its document. `matches` are ordered by document."""
+    """Return for each match whether it is the first match of its worse document. `matches` are ordered by this
+    document."""
     first, second = _halves(matches["id"])
     return _changes(first) | _changes(second)
 
@@ -195,8 +199,8 @@ def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _halves(ids: npt.NDArray[Any]) -> tuple[draws.UInt64s, draws.UInt64s]:
-    """Return the first and the last 8 bytes of each id (V16), as two arrays of numbers. The numbers sort like the
-    ids."""
+    """Return the first and the last 8 bytes of each document id (16 bytes), as two arrays of numbers. The numbers sort
+    like the ids."""
     halves = np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
     return halves[:, 0], halves[:, 1]
 

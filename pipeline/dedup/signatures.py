@@ -47,7 +47,8 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BandExtent:
-    """Says where some band keys (hashes of parts of signatures) of one partition are stored.
+    """Says where some band keys (hashes of parts of signatures) are stored that belong to one partition (a share of all
+    keys).
 
     The keys are in the file `keys`, from byte `offset` on, and `entries` says how many keys there are. The file
     `signatures` has the signatures of the documents with these keys.
@@ -64,8 +65,9 @@ class BandFile:
     """The two files of a split (part of the input). The file `signatures` has signatures of documents, and the file
     `keys` has band keys (hashes of parts of signatures). Both names are relative to the folder of spill files.
 
-    `table` is at the end of the file `keys`, and has a row for each partition. Keys are written in several batches. For
-    each batch, a row has two numbers: where the partition's keys begin in the file, and how many they are (perhaps 0).
+    The keys are divided into partitions. `table` is at the end of the file `keys`, and has a row for each partition.
+    Keys are written in several batches. For each batch, a row has two numbers: where the partition's keys begin in the
+    file, and how many they are (perhaps 0).
     """
 
     keys: str
@@ -171,8 +173,8 @@ class SignatureWriter:
 
 
 def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> list[BandExtent]:
-    """Return where the band keys (hashes of parts of signatures) of a partition lie in the given files, which are in
-    `folder`. Raises TableError if a file has changed."""
+    """Return where the band keys (hashes of parts of signatures) of one partition (a share of all keys) are stored in
+    `files`, which are in `folder`. Raises TableError if a file has changed."""
     chosen = [file for file in files if file.table.columns]
     rows = read_each(
         lambda file: read_table_row(storage.join(folder, file.keys), file.table, row=partition),
@@ -188,11 +190,12 @@ def find_bands(files: Sequence[BandFile], *, folder: str, partition: int) -> lis
 
 
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
-    """Return the pairs of near duplicates among the documents of one partition, each pair once (records of MATCH_TYPE).
+    """Return the pairs of near duplicates among documents with a band key (a hash of part of a signature) in common,
+    each pair once (records of MATCH_TYPE).
 
-    `extents` says where the band keys (hashes of part of a signature) of the partition are stored. Two documents are
-    compared if they share a band key. They match if their estimated similarity is at least `threshold`. Raises
-    PassingError if a file ends too early.
+    `extents` says where the band keys of one partition (a share of all keys) are stored; other keys are not looked at.
+    Two documents are compared if they share a band key. They match if their estimated similarity is at least
+    `threshold`. Raises PassingError if a file ends too early.
     """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
@@ -223,8 +226,9 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide groups of documents into lists, and yield each list. A group is a pair (start, size), made from one entry
-    of `starts` and one of `sizes`. A list ends once its groups have at least _ROWS_AT_ONCE documents."""
+    """Divide groups of documents into lists, and yield each list. The signatures of a list are in memory together, so a
+    list ends once its groups have at least _ROWS_AT_ONCE documents. A group is a pair (start, size), made from one
+    entry of `starts` and one of `sizes`."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -238,10 +242,10 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the document and signature of each record in `entries`. A record's `batch` is the number of a record batch
-    in a file of signatures, and its `row` is a row in this batch.
+    """Return the document and signature for each entry of `entries`. An entry says where they are in a file of
+    signatures: `batch` is the index of a record batch, and `row` is the index of a row in this batch.
 
-    For each record, `owner` (int64[entries]) has the index of its file in `files`. Because there may be many files (one
+    For each entry, `owner` (int64[entries]) has the index of the file in `files`. Because there may be many files (one
     for each split of the input), each file is opened once, and only one at a time.
     """
     found: dict[int, _Row] = {}
@@ -274,8 +278,8 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Yield the document and signature in each of some `rows` of a record batch. `batch` is the batch's number in
-        the file."""
+        """Yield the document and signature in each of the rows with the indices `rows`, from the record batch with the
+        index `batch`."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

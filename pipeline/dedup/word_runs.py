@@ -82,8 +82,8 @@ class RunHasher:
         return Runs(_join(values, starts=starts, ends=ends), starts, ends, words)
 
     def _values(self, words: list[str]) -> tuple[draws.UInt64s, npt.NDArray[np.int64]]:
-        """Return two arrays with an entry for each word: a number made from the word, and the word's size in quarters.
-        The size is 4 for most words. It is 2 or 1 for a character of a script without spaces."""
+        """Return two arrays with an entry for each word: a number made from the word, and its size in quarters of a
+        word. The size is 4 for most words. It is 2 or 1 for a character of a script without spaces."""
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
         found = np.fromiter(map(self._known.__getitem__, words), np.uint64, len(words))

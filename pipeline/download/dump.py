@@ -119,8 +119,8 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
 
 
 def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
-    """Fetch the dumps that `config` names, except those that are complete. If `only_look` is true, fetch nothing, and
-    only report which dumps are incomplete.
+    """Fetch the dumps that the setting `download` of `config` names, except those that are complete. If `only_look` is
+    true, fetch nothing, and only report which dumps are incomplete.
 
     Raises ValueError if a dump cannot be fetched. It also raises ValueError, before any download, if a source that the
     user must provide is missing.

@@ -235,8 +235,9 @@ def _write_leads(wheel: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the relative paths of all files in `folder`, except two: the vocabulary and the file of checksums. The
-    vocabulary is not downloaded; a build trains it later and writes it into this folder."""
+    """Return the relative paths of all files in `folder` that need a checksum. These are all files except the file of
+    checksums and the vocabulary. The vocabulary is not downloaded; a build trains it later and writes it into this
+    folder."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 

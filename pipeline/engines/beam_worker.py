@@ -60,8 +60,8 @@ def main() -> None:
 
 
 def hold_folder(folder: str) -> None:
-    """Hold a shared lock on the folder `folder` until this process ends. Do nothing if the folder cannot be locked or
-    is gone."""
+    """Hold a shared lock on the folder `folder` until this process ends, so that the next build can wait for the
+    process to end. Do nothing if the folder cannot be locked or is gone."""
     with suppress(OSError):
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH | fcntl.LOCK_NB)
 

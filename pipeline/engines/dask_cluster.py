@@ -114,7 +114,8 @@ def _run_once(
 
 
 def count_partitions(workers: int) -> int:
-    """Return the number of parts into which a list of splits or buckets is divided. Each part becomes one Dask task."""
+    """Return the number of parts into which a list of splits (parts of the input) or buckets (groups of documents) is
+    divided. It grows with the number of `workers`. Each part becomes one Dask task."""
     return max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * workers)
 
 
@@ -168,7 +169,7 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return the error to show to the user in place of `error`, which a task has raised.
+    """Return the error to show to the user for `error`, which a task has raised.
 
     If `error` says that workers were killed, or that this package is missing on the scheduler or the workers, return a
     PassingError that says what to do. Otherwise return `error` itself.
@@ -187,7 +188,8 @@ def _explain(error: BaseException) -> BaseException:
 
 
 def _wait_until_free(folder: str) -> None:
-    """Wait until no task holds a lock on the folder, but at most _LET_GO_S seconds."""
+    """After an error, wait until no task of the build holds a lock on the folder, but at most _LET_GO_S seconds. If
+    `folder` is "", return at once."""
     deadline = time.monotonic() + _LET_GO_S
     while folder and time.monotonic() < deadline:
         try:
@@ -206,7 +208,8 @@ def _wait_until_free(folder: str) -> None:
 
 
 def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
-    """Wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S seconds.
+    """After an error, wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S
+    seconds.
 
     This is for builds whose folder `exchange` is on an object store, which has no locks.
     """

@@ -73,7 +73,7 @@ class Step:
 
 
 class _Kept(threading.local):
-    """The steps of one run that this thread has already set up."""
+    """The steps of one run of the graph that this thread has already set up."""
 
     run = ""
 
@@ -278,8 +278,8 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """Return the unpickled step. If it is the first step of a run in this thread, check that the worker has the right
-    code and folder (check_worker), and drop the steps of the previous run."""
+    """Return the unpickled step. If it is the first step of a run of the graph in this thread, check that the worker
+    has the right code and folder (check_worker), and drop the steps of the previous run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -308,8 +308,8 @@ def check_worker(context: RunContext) -> None:
 
 @contextmanager
 def _holding(context: RunContext) -> Iterator[None]:
-    """While the block runs, hold a shared lock on the run's `held` folder (if it can be locked) and count the step as
-    running."""
+    """While the block runs, show that this process runs a step: hold a shared lock on the folder context.held (if it
+    can be locked), and count the step as running."""
     descriptor = -1
     if context.held:
         with suppress(OSError):
@@ -325,7 +325,7 @@ def _holding(context: RunContext) -> Iterator[None]:
 
 
 def count_working(folder: str) -> int:
-    """Return how many steps of the run with the folder `folder` are running in this process."""
+    """Return how many steps are running in this process now, of the run of the graph that has the folder `folder`."""
     return _working[folder]
 
 

@@ -1,4 +1,5 @@
-"""Prometheus metrics of a build on a Ray cluster (ray_cloze_build_...). The driver sums the reports of the workers."""
+"""Prometheus metrics of a build on a Ray cluster (ray_cloze_build_...). The main process sums the reports of the
+workers."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
     ended = threading.Event()
 
     def tell() -> None:
-        """Increase each counter up to the sum of the workers' reports. A counter cannot fall. So if failed work makes a
-        sum smaller, the counter keeps its value until the sum is larger again."""
+        """Increase each counter up to the sum of the workers' reports. A report of failed work is withdrawn, so a sum
+        may become smaller, but a counter cannot fall. The counter then keeps its value until the sum is larger again.
+        """
         try:
             found = {stage: progress.count(stage) for stage in _STAGES}
         except StorageError:  # metrics must not stop the build; the progress lines report the error

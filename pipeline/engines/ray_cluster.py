@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from distributed import Scheduler, Worker
 from distributed.security import Security
+from ray._private import auto_init_hook
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import RayConfig
@@ -106,8 +107,9 @@ def count_room(each: Mapping[str, float]) -> int:
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """Return a text for the user who waits for workers. `number` is the number of workers. The text says what the
-    workers request, what the cluster has, and how much of that is free."""
+    """Return a text for the user who waits until workers start. The text says what the workers request, what the
+    cluster has, and how much of this is free. `each` has the resources that one worker requests, and `number` says how
+    many workers were requested."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
@@ -133,6 +135,7 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
     the resources for all workers. `workers` is the number of workers, and `each` has the resources that one worker
     requests. After the block, disconnect from the cluster, or stop the local Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    auto_init_hook.enable_auto_connect = False  # else a thread that calls Ray after ray.shutdown starts another Ray
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
     if not where:
@@ -205,7 +208,8 @@ class DaskScheduler:
 
 
 class DaskWorker:
-    """A Ray actor that runs a Dask worker of one thread. The worker starts again if the scheduler was lost."""
+    """A Ray actor that runs a Dask worker of one thread. If the scheduler is lost, the worker starts again and waits
+    for a new scheduler."""
 
     def __init__(self, address: str, security: Security) -> None:
         _serve(lambda: self._run(address, security=security))

@@ -168,11 +168,12 @@ def combine(
     sample_s: float,
     vocabulary: str,
 ) -> Estimate:
-    """Return the estimate for all sources together. Times and memory are computed from the splits and buckets that the
-    build will have.
+    """Return the estimate for all sources together. Times and memory are computed from the splits (parts of the input)
+    and buckets (groups of documents) that the build will have.
 
     `measured` has the measurements of each source. `trains` is true if the build first trains a vocabulary, for which
-    it reads the whole input once more. `sample_s` and `vocabulary` are copied into the estimate.
+    it reads the whole input once more. `sample_s` (how long the sample took) and `vocabulary` (its description) are
+    copied into the estimate.
     """
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),

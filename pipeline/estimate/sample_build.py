@@ -137,8 +137,8 @@ def _measure_shard(
 
 
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
-    """Divide the units (parts of the input) into as many groups as possible (at most _GROUPS), each with at least two
-    distinct documents.
+    """Divide the units (parts of the input) into groups, each of which becomes a shard of the sample. There are as many
+    groups as possible (at most _GROUPS), each with at least two distinct documents.
 
     `extents` has, for each unit, the ranges of spill files that hold the unit's documents. Return, for each group, the
     indexes of its units in `extents`. Return no group if all units together have fewer than two distinct documents.

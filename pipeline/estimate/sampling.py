@@ -65,7 +65,7 @@ class Frame:
     stream is a unit, the rest of the stream is counted too. `text_bytes` is the estimated size of the plain text.
     `by_file` is true if units are text files, so that the number of documents is proportional to the number of units.
     `passing_s` maps the path of a compressed file to the CPU seconds that reading through it takes without making
-    documents. If several splits share the file, each split needs this time.
+    documents. If several splits of a build share the file, each of these splits must read through the whole file.
     """
 
     source: int
@@ -128,7 +128,8 @@ def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
 
 def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
     """Yield each of `units` (parts of the input that can be read without the rest) with an iterable of its documents
-    and drops (items left out). The cache of the setting clean_documents is not used."""
+    and drops (items left out). Documents are always read from the input, never from the folder clean_documents, in
+    which an earlier build may have stored them."""
     source = source.model_copy(update={"clean_documents": None})
     archives: dict[str, dict[int, Unit]] = {}
     for unit in units:
@@ -170,8 +171,8 @@ def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
 
 
 def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents and drops in the first `unit.size` bytes of a compressed stream. These bytes are copied to a
-    temporary file, from which they are read."""
+    """Yield the documents and drops (items left out) in the first `unit.size` bytes of a compressed stream. These bytes
+    are copied to a temporary file, from which they are read."""
     path = unit.split.path
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

@@ -1,4 +1,4 @@
-"""Makes all rows of a bucket (the documents whose rows go into one shard of the data set).
+"""Makes all rows of a bucket (the documents of one shard of the data set).
 
 The pairs of all passes are held in memory (40 bytes a row). Rows and masks are made from them in batches, in any order.
 """
@@ -22,8 +22,8 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:
-    """Makes all rows of a bucket (the documents of one shard), in strict mode (our rules) or reference mode (the
-    published script's rules), as config.mode says.
+    """Makes all rows of a bucket (the documents of one shard), in strict mode (our own rules) or reference mode (the
+    rules of BERT's published script), as config.mode says.
 
     `passes` says for each document how many times pairs are made from it; None means config.passes for each. Reference
     mode ignores `passes`. The rows do not depend on the order of `documents`. Raises ValueError if a document has no
@@ -58,7 +58,7 @@ class Instances:
         found.
 
         The reason is partners.ALONE (the source has no other document here) or partners.UNPAIRED (no place in the other
-        documents was free). The source is an index into the config's sources.
+        documents was free). The source is an index into config.source_names.
         """
         if self._config.next_sentence != "random_document":
             return Counter()

@@ -36,9 +36,9 @@ class Masks:
     """One mask set (a choice of tokens to predict) for n rows, with m masked positions in total.
 
     `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from the row's [CLS]. `inputs`
-    ([m], of the type of the rows' ids) are the ids that the model sees at these positions. The labels are not stored:
-    they are the ids of the unmasked row. `offsets` is int64[n + 1]: row r has the entries offsets[r]:offsets[r + 1] of
-    both arrays. Every row has at least one entry.
+    ([m], of the same type as Rows.ids) are the token ids that the model sees at these positions. The labels are not
+    stored: they are the token ids of the unmasked row at these positions. `offsets` is int64[n + 1]: row r has the
+    entries offsets[r]:offsets[r + 1] of both arrays. Every row has at least one entry.
     """
 
     positions: npt.NDArray[np.uint16]
@@ -69,7 +69,8 @@ def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int)
 def make_masks(
     rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, mask_sets: Sequence[int]
 ) -> list[Masks]:
-    """Make mask sets for the rows in strict mode, and return one Masks for each number in `mask_sets`.
+    """Make mask sets (choices of tokens to predict) for the rows, and return one Masks for each number in `mask_sets`.
+    These are our own rules (mode: strict), not those of BERT's published script.
 
     A row has a budget of N tokens (num_to_predict). Its words are tried in random order, except words with more tokens
     than config.predictions. The first word is taken even if it exceeds the budget. A later word that does not fit the
@@ -103,10 +104,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    `ids` and `special` (whether the token is special) have an entry for each token. `begin` (the first token), `length`
-    (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an entry for each
-    word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens to predict) have
-    an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
+    `ids` (the token id) and `special` (whether the token is special) have an entry for each token. `begin` (the first
+    token), `length` (in tokens), `row` and `counters` (numbers for random draws, made from the word's position) have an
+    entry for each word. `per_row` (number of words), `first` (index of the first word) and `budget` (number of tokens
+    to predict) have an entry for each row. Row r has the tokens offsets[r]:offsets[r + 1].
     """
 
     ids: Ids
@@ -204,9 +205,9 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
     """Choose from `words` (indices of words in `batch`) until each row's budget of tokens is used up.
 
     Within a row, words are tried in the order of their `priority`, the lowest first. The first word is taken, and then
-    each word that fits the rest of the budget. Return the chosen indices, in no useful order, and what is left of each
-    row's budget (negative if the first word exceeds it). For speed there is no loop over words: each round handles all
-    rows at once, and in each row the words up to the first word that does not fit.
+    each word that fits the rest of the budget. Return the chosen indices, in no useful order, and the rest of each
+    row's budget (negative if the first word exceeds it). For speed there is no loop over words. Each round handles all
+    rows at once, and takes in each row the words up to the first word that does not fit.
     """
     row = batch.row[words]
     order = row.astype(np.uint64) << _U48
@@ -266,7 +267,8 @@ def _replace(
 ) -> tuple[npt.NDArray[np.uint16], Ids, Int64s]:
     """Draw what replaces each token of `words`: [MASK], the token itself or a random id.
 
-    Return (the tokens' positions in their rows, the ids that the model sees there, the number of tokens in each row).
+    Return (positions, inputs, counts). For each of these tokens, `positions` is its position in its row, and `inputs`
+    is the id that the model sees there. `counts` says how many of these tokens each row has.
     """
     place = np.repeat(words.begin - (np.cumsum(words.length) - words.length), words.length)
     place += np.arange(place.size)

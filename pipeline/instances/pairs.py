@@ -1,9 +1,9 @@
 """Makes sentence pairs: the first and the second segment of each row, as ranges of tokens in documents.
 
 The algorithm is the published one (Devlin et al. 2019, section 3.1 and appendix A.2). It needs sentence lengths, not
-tokens. Reference mode repeats the published script: it draws from one random generator in the published order. Strict
-mode has a generator for each document, seeded by (seed, document id, pass). So its pairs do not depend on the order of
-the documents.
+tokens. Reference mode repeats BERT's published script: it draws from one random generator in the published order.
+Strict mode (our own rules) has a generator for each document, seeded by (seed, document id, pass). So its pairs do not
+depend on the order of the documents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Says for each of three quirks of the published algorithm whether to fix it (True) or to keep it (False).
+    """Says for each of three quirks of BERT's published algorithm whether to fix it (True) or to keep it (False).
 
     STRICT fixes all of them, and REFERENCE keeps all.
     """
@@ -90,8 +90,9 @@ class PairTable:
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Return the table of `pairs`, which are (pair, ordinal, pass number). A document that has the number d in
-        `pairs` gets the number documents[d] in the table."""
+        """Return the table of `pairs`. Each entry is (pair, ordinal, pass number), where the ordinal counts the pairs
+        of a document within a pass. A document that has the number d in `pairs` gets the number documents[d] in the
+        table."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -122,7 +123,8 @@ def make_pairs(
     pass_number: int,
     passes: Sequence[int] | None = None,
 ) -> PairTable:
-    """Return all pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
+    """Return all pairs of one pass over the documents of a bucket, in the order of document ids. These are our own
+    rules (mode: strict), not those of BERT's published script.
 
     `passes` has the number of passes for each document; None means that every document takes part in every pass. In
     each of its passes a document gives at least one pair. In later passes it gives no pairs, but it still supplies
@@ -184,8 +186,8 @@ def pair_document(
     """Yield the pairs of one document, truncated to fit a row. `index` is the document's index in `corpus`. The caller
     may draw from `rng` between two pairs.
 
-    This function is not used if `next_sentence` is random_document in strict mode: partners.pair_chunks makes those
-    pairs.
+    There are two modes: strict (our own rules) and reference (those of BERT's published script). In strict mode, if
+    `next_sentence` is random_document, partners.pair_chunks makes the pairs instead of this function.
 
     Units (sentences, or pieces of long sentences) are collected in a chunk until it reaches the target length. If
     `next_sentence` is none, the chunk is the only segment. Otherwise a uniformly drawn number of its units becomes
@@ -272,8 +274,8 @@ def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: Ne
 
 
 def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) -> Segment:
-    """Return a random segment, drawn as in the published script: consecutive units (sentences or pieces of them) of one
-    document.
+    """Return a random segment, drawn as in BERT's published script: consecutive units (sentences or pieces of them) of
+    one document.
 
     The document is drawn uniformly. `but` is the index of a document to avoid: if this document is drawn, the draw is
     repeated, but after ten draws the last one counts. The first unit is drawn uniformly. The segment ends when it has

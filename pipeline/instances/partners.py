@@ -1,5 +1,5 @@
-"""Makes sentence pairs in strict mode if `next_sentence` is random_document. A model can tell the labels only by
-reading the text.
+"""Makes sentence pairs by our own rules (mode: strict) if `next_sentence` is random_document. A model can tell the
+labels only by reading the text.
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
 coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source. The
@@ -70,8 +70,8 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """Holds a partner for each of n chunks, as arrays of length n. A partner is the place where the wrong next segment
-    of a chunk begins."""
+    """Holds a partner for each of n chunks, as arrays of length n. A chunk is a first segment and the place where its
+    true next segment begins. Its partner is the place in another document where a wrong next segment begins."""
 
     chunk: Int64s
     """The index of the chunk at whose place the wrong next segment begins, or -1 if the chunk has no partner."""
@@ -129,7 +129,7 @@ def pair_chunks(
 
     A chunk is a first segment and the place where its true next segment begins. The ordinal is the chunk's number in
     its document. `takes_part` has a bool for each document. A document that does not take part makes no pairs in this
-    pass, but the places in it can still be partners of chunks of other documents.
+    pass, but wrong next segments for other documents may still begin at the places of its chunks.
     """
     partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
     rng, drawn_for = random.Random(0), -1

@@ -1,4 +1,5 @@
-"""Repeats the published instance creation, draw for draw (google-research/bert, create_pretraining_data.py).
+"""Makes the same instances as BERT's published script, draw for draw (google-research/bert,
+create_pretraining_data.py).
 
 An instance is a masked pair. All draws come from one random.Random, in the published order. First the documents are
 shuffled. Then, for each pass and document, the pairs are made, and each pair is masked before the next is made. At last
@@ -35,8 +36,8 @@ def make_reference(
     """Return the pairs and the masks of all passes over a bucket (the documents of one shard). The masks are in the
     order of the pairs.
 
-    The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
-    does not matter, because they are sorted by id and the ids seed the random generator.
+    The algorithm is that of BERT's published script for one input file, without its last shuffle. The order of
+    `documents` does not matter, because they are sorted by document id and these ids seed the random generator.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
@@ -70,7 +71,7 @@ def make_reference(
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSettings:
-    """The options of the published script (create_pretraining_data.py)."""
+    """The options of BERT's published script (create_pretraining_data.py)."""
 
     max_seq_length: int
     max_predictions: int
@@ -101,8 +102,8 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Yield each pair of a document, with a dict from masked positions (ascending) to replacement ids. `index` says
-        which document."""
+        """Yield each pair of the document with the index `index`. With each pair comes a dict that maps the masked
+        positions (ascending) to the token ids that the model sees there."""
         pairs = pair_document(
             self._corpus,
             index=index,
@@ -116,7 +117,7 @@ class ReferenceMaker:
             yield pair, self._mask(self.row(pair))
 
     def row(self, pair: Pair) -> list[int]:
-        """Return the ids of the pair's unmasked row, [CLS] A [SEP] B [SEP]."""
+        """Return the token ids of the pair's unmasked row, [CLS] A [SEP] B [SEP]."""
         assert pair.second is not None  # random_document always has a second segment
         special = self._tokenizer.special
         return [special.cls, *self._ids(pair.first), special.sep, *self._ids(pair.second), special.sep]
@@ -156,7 +157,7 @@ class ReferenceMaker:
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
     """Read text files with one sentence a line, and return their documents, tokenized. Empty documents are left out.
 
-    A blank line ends a document. As in the published script, the end of a file does not end a document. Raises
+    A blank line ends a document. As in BERT's published script, the end of a file does not end a document. Raises
     ValueError if a file is missing or not UTF-8, or if there is no document.
     """
     documents: list[list[str]] = [[]]

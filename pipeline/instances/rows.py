@@ -18,15 +18,15 @@ Ids: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Holds n unmasked rows. The ids of row r are ids[offsets[r]:offsets[r + 1]].
+    """Holds n unmasked rows. The token ids of row r are ids[offsets[r]:offsets[r + 1]].
 
-    `ids` has the dtype of the documents' ids; `offsets` is int64[n + 1]. `word_starts` (bool, for each id) marks
-    special tokens and the first token of each word and of each segment, so that no word crosses a [SEP]. `first_length`
-    (int32[n]) is the number of tokens of [CLS], first segment and [SEP] together. `label` (int8[n]) is -1 if the row
-    has no label. `document_id` and `second_document_id` (uint8[n, 16]) are the ids of the documents of the two
-    segments. `has_second` (bool[n]) says whether there is a second segment; if not, `second_document_id` is zero.
-    `pass_number` is int32[n]. `source` (uint16[n]) is the index of the first document's source. `keys` (uint64[n]) are
-    random keys for the masks.
+    `ids` has the same dtype as the token ids of the documents; `offsets` is int64[n + 1]. `word_starts` (bool, for each
+    token) marks special tokens and the first token of each word and of each segment, so that no word crosses a [SEP].
+    `first_length` (int32[n]) is the number of tokens of [CLS], first segment and [SEP] together. `label` (int8[n]) is
+    -1 if the row has no label. `document_id` and `second_document_id` (uint8[n, 16]) are the ids of the documents of
+    the two segments. `has_second` (bool[n]) says whether there is a second segment; if not, `second_document_id` is
+    zero. `pass_number` is int32[n]. `source` (uint16[n]) is the index of the first document's source. `keys`
+    (uint64[n]) are random keys for the masks.
     """
 
     ids: Ids

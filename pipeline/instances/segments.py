@@ -61,7 +61,7 @@ def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
 
 
 def whole_units(document: TokenizedDocument) -> list[int]:
-    """Return the bounds of the document's units if each sentence is one unit.
+    """Return the bounds of the document's units if each sentence is one unit, as in BERT's published script.
 
     The bounds are the first token of each unit, and at the end the number of tokens.
     """
@@ -69,13 +69,13 @@ def whole_units(document: TokenizedDocument) -> list[int]:
 
 
 def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
-    """Return the bounds of the document's units in strict mode.
+    """Cut a document into units (sentences or pieces of them) by our own rules (mode: strict), and return their bounds.
 
-    The bounds are the first token of each unit, and at the end the number of tokens. A sentence of at most `room`
-    tokens is one unit. A longer sentence is cut into units of at most room // 4 tokens. The cuts are between words,
-    except inside a word longer than room // 4 tokens. If the document then has only one unit, and this unit has several
-    words, it is cut in two between words, at a place drawn uniformly with the seed `rng_parts` (seed, document id,
-    pass).
+    The bounds are the first token of each unit, and at the end the number of tokens. `room` is the number of tokens
+    that fit into a row. A sentence of at most `room` tokens is one unit. A longer sentence is cut into units of at most
+    room // 4 tokens. The cuts are between words, except inside a word longer than room // 4 tokens. If the document
+    then has only one unit, and this unit has several words, it is cut in two between words, at a place drawn uniformly
+    with the seed `rng_parts` (seed, document id, pass).
     """
     bounds = whole_units(document)
     if len(bounds) > 2 and int(document.sentence_lengths.max()) <= room:
@@ -107,8 +107,8 @@ def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """Return the index of the unit (sentence or piece of one) where one arrives by going back `length` tokens from the
-    start of the unit with the index `begin`.
+    """Go back `length` tokens from the start of the unit with the index `begin`, and return the index of the unit
+    (sentence or piece of one) that is reached.
 
     The index is at most begin - 1. It is 0 if the units before this start together have fewer than `length` tokens.
     """
@@ -168,7 +168,7 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """Truncate both segments as the published script does, and return them. Together they then have at most `room`
+    """Truncate both segments as BERT's published script does, and return them. Together they then have at most `room`
     tokens.
 
     There is one random draw for each token removed, and words may be cut.

@@ -22,10 +22,11 @@ def span_length_shares() -> npt.NDArray[np.float64]:
 
 
 def draw_spans(words: UInt64s, *, joined: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Cut words into spans. Return for each of the n words the index of the first word of its span (int64[n]).
+    """Cut words into spans of random length. Return for each of the n words the index of the first word of its span
+    (int64[n]).
 
-    `words` has 64 random bits for each word. joined[i] is true if word i directly follows word i - 1. No span crosses a
-    gap, such as [SEP], [UNK] or the end of a row.
+    `words` has 64 random bits for each word, from which lengths are drawn. joined[i] is true if word i directly follows
+    word i - 1. No span crosses a gap, such as [SEP], [UNK] or the end of a row.
     """
     limits = np.array([threshold(share) for share in np.cumsum(span_length_shares())[:-1]], np.uint64)
     length = 1 + np.searchsorted(limits, words, side="right")

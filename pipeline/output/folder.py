@@ -58,7 +58,8 @@ class BuildOutput(ABC):
     """The base class of the output folder OUT of a build, on a local disk or an object store. Only one build at a time
     may use OUT.
 
-    `root` is the path or URL of OUT. `identity` is data that differs between different builds (see BuildMark).
+    `root` is the path or URL of OUT. `identity` is JSON data that is equal for builds of the same data set, and
+    different for other builds (see BuildMark).
     """
 
     notes = ""
@@ -116,7 +117,8 @@ class BuildOutput(ABC):
         self._token = self._lease.enter_context(holding)
 
     def _look(self) -> bool:
-        """Whether the folder already holds a finished data set, made with the identity of this build.
+        """Whether the folder already holds the finished data set of this build: the same input, config and code made
+        it.
 
         Raises ValueError if the folder holds a different data set, or files that no build has written.
         """
@@ -164,9 +166,9 @@ class OutputFolder(BuildOutput):
     """The output OUT of a build as a local folder, for a `with` statement.
 
     Entering the block creates the folder and takes its lease. Entering raises ValueError if the folder holds results of
-    a different build (a build with another `identity`), or files that no build has written. After an error in the
-    block, finished work (splits read, shards written) stays in the folder if the same command may get further next
-    time. Otherwise everything is removed.
+    a build of a different data set, or files that no build has written. After an error in the block, finished work
+    (splits read, shards written) stays in the folder if the same command may get further next time. Otherwise
+    everything is removed.
     """
 
     root: Path
@@ -216,7 +218,8 @@ class OutputFolder(BuildOutput):
         return self.temporary
 
     def share(self, name: str) -> str:
-        """Return the path under which all workers can read the file `name` in the folder `staging`."""
+        """Return the path under which all workers can read the file `name`, which this process has written to the
+        folder `staging`."""
         return str(self.staging / name)
 
     def publish(self) -> None:

@@ -1,4 +1,5 @@
-"""The identity of a build: tells whether an output folder already holds the same build, finished or stopped."""
+"""The identity of a build: tells whether an output folder already holds the data set of this build, finished or
+begun."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class BuildMark:
     """The content of the file OUT/_build.json, which says which build the folder OUT belongs to.
 
     `identity` is JSON data with the keys `config`, `inputs`, `modified`, `versions`, `code` and, once it is known,
-    `vocabulary_hash`. Builds with an equal identity are the same.
+    `vocabulary_hash`. Builds with an equal identity make the same data set.
     """
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
@@ -43,7 +44,7 @@ class BuildMark:
 
     def await_input(self) -> None:
         """Note in `text`, the content of OUT/_build.json, that the user must fix an input file before the build can
-        resume. No file is written here; the caller then writes `text` to the file."""
+        continue. No file is written here; the caller then writes `text` to the file."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:

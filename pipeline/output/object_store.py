@@ -24,8 +24,9 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """Return the output of a build at `root`, which is a local folder or a URL. `notes` is a local folder in which
-    workers leave counts and failures. It is used only if `root` is a URL (see BuildOutput.notes)."""
+    """Return the output of a build at `root`, which is a local folder or a URL. `notes` is "" or the local folder to
+    which workers write their counts and failures. It is used only if `root` is a URL: if another build takes over, a
+    failure written there stops the workers."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)
@@ -68,7 +69,8 @@ class StoredOutput(BuildOutput):
         return storage.join(self.temporary, name)
 
     def share(self, name: str) -> str:
-        """Upload the file `name` in the folder `staging`, and return its URL, which all workers can read."""
+        """Upload the file `name`, which this process has written to the folder `staging`. Return its URL, which all
+        workers can read."""
         url = storage.join(self.temporary, name)
         storage.store_file(self.staging / name, url)
         return url

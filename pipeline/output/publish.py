@@ -63,7 +63,7 @@ _MOST_LINES, _SHOWN_LINE = 3, 60
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return two ranges (lowest, highest) for the share of NOT_NEXT labels.
+    """Return two ranges (lowest, highest) for the share of rows with the label NOT_NEXT (a wrong next sentence).
 
     A build warns if the share is outside the first range, and fails if it is outside the second. The bounds of the
     first range are half as far from 0.5 as the bounds of the second.
@@ -73,7 +73,7 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Check the share of NOT_NEXT among the next-sentence labels.
+    """Check the share of NOT_NEXT (a wrong next sentence) among the next-sentence labels.
 
     Raises ValueError if this share is outside the allowed range, because a model would then learn only to predict the
     more frequent label. Also raises ValueError if no row has a label, although the config asks for labels.
@@ -191,8 +191,9 @@ def _words_remedy(source: SourceConfig, *, config: PipelineConfig) -> str:
 
 
 def _list_repeated_lines(result: BuildResult, *, sentences: int, documents: int) -> list[str]:
-    """Return a warning for each of the most frequent lines that repeat all over the data set. `sentences` and
-    `documents` say how many sentences and documents the data set has in total."""
+    """Return a warning for each line that makes up too much of the data set, such as a page's footer. Only the most
+    frequent lines, at most _MOST_LINES, are named. `sentences` and `documents` say how many sentences and documents the
+    data set has in total."""
     lines: Counter[str] = sum((tally.repeated_lines for tally in result.tallies.values()), Counter())
     spread: Counter[str] = sum((tally.repeated_in for tally in result.tallies.values()), Counter())
     return [
@@ -286,8 +287,8 @@ def write_set(
 def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
     """Return a hash (sha256, in hexadecimal) of everything that decides what a build's workers write, except the input.
 
-    It covers the settings that shape the data, the order of the sources, the buckets, the vocabulary, the versions of
-    libraries, the pipeline's code, and whether rejects (documents left out) are kept.
+    It covers the settings that shape the data, the order of the sources, how many buckets there are, the vocabulary,
+    the versions of libraries, the pipeline's code, and whether rejects (documents left out) are kept.
     """
     sources = to_tree(config)["sources"]
     for source in sources:
@@ -307,13 +308,14 @@ def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str
 def summarize_sources(
     read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
 ) -> list[dict[str, Any]]:
-    """Return a dict of counts for each name in config.source_names, in this order. The counts do not depend on the
-    order and the paths of the sources.
+    """Return a dict of counts for each name in config.source_names (the distinct names of the sources), in this order.
+    The counts do not depend on the order and the paths of the sources.
 
     The keys are `name`, `kind`, `language`, `weight`, `documents`, `sentences`, `characters`, `dropped_by_weight`,
-    `rows` and `tokens`. The values of `documents`, `sentences` and `characters` are counted during reading. They
-    include exact duplicates, but not documents dropped by weight. The values of `rows` and `tokens` are counted in the
-    training rows, by the source of the first segment.
+    `rows` and `tokens`. A source whose `weight` is below 1 loses some of its documents (dropped by weight). The values
+    of `documents`, `sentences` and `characters` are counted during reading. They include exact duplicates, but not
+    documents dropped by weight. The values of `rows` and `tokens` are counted in the training rows, by the source of
+    the first segment.
     """
     summary = []
     for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):

@@ -105,11 +105,11 @@ def render_report(summary: Mapping[str, Any]) -> str:
 
 
 def render_pair(pair: Mapping[str, Any]) -> str:
-    """Return the HTML that shows a row as text, with pieces joined into words. `pair` comes from summary.describe_pair.
+    """Return the HTML that shows a row as text, with its tokens joined into words. `pair` comes from
+    summary.describe_pair.
 
     Each token to predict is marked. In most cases the model gets [MASK] in the token's place. If the model gets the
-    token itself, the word "kept" is shown behind it, and if the model gets a random token, that token is shown behind
-    it.
+    token itself, the word "kept" follows. If the model gets a random token, that token follows.
     """
     parts = []
     for token in pair["tokens"]:
@@ -244,8 +244,8 @@ def _bars(heights: Sequence[float], *, titles: Sequence[str], starts: Sequence[i
 
 
 def _tick(text: str, *, x: float, width: int, y: int) -> str:
-    """Return an SVG label, centred at `x` but moved if it would leave the picture, which is `width` units wide. A
-    character counts as 10 units wide, the most that it needs."""
+    """Return an SVG label, centred at `x` but moved if it would leave the picture, which is `width` units wide. The
+    width of the label is estimated as 10 units for each character."""
     half = 5 * len(text)
     return f'<text x="{min(max(x, half), width - half):.1f}" y="{y}" text-anchor="middle">{text}</text>'
 

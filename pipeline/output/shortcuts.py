@@ -37,7 +37,7 @@ def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Sh
 
 
 def list_languages(config: PipelineConfig) -> list[str]:
-    """Return the language of each source, in the order of config.source_names."""
+    """Return the language of each name in config.source_names (the distinct names of the sources), in this order."""
     return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
 
 
@@ -117,8 +117,9 @@ def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[
 def _is_judged(config: PipelineConfig) -> bool:
     """Return whether a build warns or fails because of shortcuts (rules that guess the next-sentence label).
 
-    It does so only in strict mode with `next_sentence` random_document. In reference mode it does not, because the
-    published algorithm itself leaves shortcuts. With sentence_order it does not, because the place of a segment in its
-    document naturally helps to tell which of the two segments comes first.
+    It does so only if the setting `mode` is strict and `next_sentence` is random_document. If `mode` is reference, the
+    build follows the published algorithm, which itself leaves shortcuts. If `next_sentence` is sentence_order, the
+    label says which of two segments comes first, and the place of a segment in its document naturally helps to tell
+    this.
     """
     return config.mode == "strict" and config.next_sentence == "random_document"

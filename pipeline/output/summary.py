@@ -41,9 +41,10 @@ def summarize_build(
 ) -> dict[str, Any]:
     """Return the content of report.json, as nested dicts and lists.
 
-    `read` has the counts of what was read, and `result` the counts of the rows. `not_next_bounds` is the result of
-    publish.label_bounds. `run` has facts of this build. Shares are fractions, or None if nothing was counted. Rows are
-    training rows unless a key says otherwise.
+    `read` has the counts of what was read, and `result` the counts of the rows. `not_next_bounds` has the allowed
+    ranges of the share of wrong next sentences (see publish.label_bounds). `run` says with how many workers, in what
+    time and from which paths this build ran. A share is a fraction, or None if nothing was counted. Only training rows
+    are counted, unless a key says otherwise.
     """
     train = result.tallies["train"]
     reads = merge_reads([read, result.left_out])
@@ -226,8 +227,8 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Return one dict for each source name. It has the counts in the manifest. Under `drops`, it says how many items
-    were left out for each reason."""
+    """Return a dict for each source name: the counts that the manifest has for the source and, under `drops`, how many
+    of the source's pages, documents and sentences were left out for each reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
@@ -237,7 +238,7 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
 
 def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
     """Return a dict with the keys `reason`, `count` and `examples` for each reason in `counts`, the most frequent
-    first. A reason says why items were left out, or names another event that was counted."""
+    first. A reason says why pages, documents or sentences were left out, or names another event that was counted."""
     return [
         {
             "reason": reason,
@@ -269,8 +270,9 @@ def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:
-    """Divide the indices of `counts` into at most _BINS ranges of about equal width. Return a dict for each range: its
-    first index (`from`), its last index (`to`) and the sum of its counts (`count`)."""
+    """Return the histogram `counts` with fewer bars, at most _BINS. Each bar is a dict. It stands for a range of
+    neighbouring indices of `counts`, and has the first index (`from`), the last index (`to`) and the sum of the counts
+    in the range (`count`). The ranges are about equally wide."""
     edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
     sums = np.add.reduceat(counts, edges[:-1]).tolist()
     return [
@@ -280,9 +282,9 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return a dict for each index of `counts`. Index b stands for the range of numbers from 2^(b-1) to 2^b - 1. The
-    keys are `from` and `to` (the first and last number of the range) and `count` (counts[b]). Empty ranges at both ends
-    of the list are left out."""
+    """Return the bars of a histogram in which each range is twice as wide as the range before: `counts[b]` counts
+    documents of 2^(b-1) to 2^b - 1 tokens. Each bar is a dict with `from` and `to` (the first and last number of
+    tokens) and `count`. Empty bars at both ends are left out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

@@ -38,8 +38,8 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 
 
 def read_price(flags: Sequence[str], *, program: str) -> float | None:
-    """Return the number P of the flag --price=P, or None if the flag is absent. Raises ValueError if P is not a
-    positive number, or if --price is given without --dry-run."""
+    """Return the price of a CPU hour that the flag --price=P gives, or None if the flag is absent. Raises ValueError if
+    P is not a positive number, or if --price is given without --dry-run."""
     given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
     if not given:
         return None

@@ -33,17 +33,18 @@ class BuildContext:
     build: str
     """A hash (from publish.hash_build) of everything that determines what workers write, except the input."""
     inputs: Mapping[str, str]
-    """The fingerprint of each input file, by path."""
+    """The fingerprint (a hash) of each input file, by path."""
     hold_out: str = ""
-    """The file with the word runs of config.hold_out (pipeline/dedup/held_texts.py). Its name has a hash of their
-    content; empty if nothing is held out by text."""
+    """The path of a file with hashes of every 13 words in a row in the texts of the setting hold_out
+    (pipeline/dedup/held_texts.py). Documents that share a passage with these texts are left out. The file's name has a
+    hash of its content. The path is "" if the setting is empty."""
     notes: str = ""
     """A local folder for counts, failures and results, used if all workers run on this machine and `work` is on an
-    object store. Otherwise it is empty, and `work` has these files."""
+    object store. Otherwise it is "", and these files are below `work`."""
 
     @property
     def ledger(self) -> Ledger:
-        """The records of the splits and shards that are finished."""
+        """The records of finished splits and shards, with which a stopped build can continue."""
         return Ledger(self.work, self.build, self.shards)
 
     @property
@@ -64,23 +65,21 @@ class BuildContext:
 
     @property
     def exchange(self) -> str:
-        """The folder in which workers leave failures and results."""
+        """The folder in which workers leave failures and results for the main process."""
         return storage.join(self.notes or self.work, EXCHANGE)
 
 
 def temporary_below(notes: str) -> str:
-    """Return the folder for temporary files of workers. It is inside the local folder `notes`. If `notes` is "", return
-    "".
-
-    Workers end without a clean-up, so they may leave files there.
-    """
+    """Return the folder for temporary files of workers, or "" if `notes` is "". The folder is inside the local folder
+    `notes`, which is removed after the build, because workers end without a clean-up and may leave files."""
     return storage.join(notes, _TEMPORARY) if notes else ""
 
 
 @contextmanager
 def local_notes(work: str, *, shared: bool) -> Iterator[str]:
-    """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run on
-    this machine. The folder is removed after the `with` block.
+    """Yield a local folder for the workers' counts, failures and results, if `work` is on an object store and all
+    workers run on this machine. Files in a local folder need no requests to the store. The folder is removed after the
+    `with` block.
 
     Otherwise (`work` is local, or `shared` says that workers run on other machines) yield "", which tells the caller to
     use folders in `work`.

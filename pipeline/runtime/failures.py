@@ -48,8 +48,8 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
     """If the body of the `with` raises an error, write the error to `folder` (leave_failure) and raise it again.
 
     A ValueError or OSError is reported as an error that the user can fix. If `of_input` is true, a ValueError is the
-    fault of an input file. Such an error does not remove the finished splits and shards. The next start of the build
-    uses a finished split or shard if its input files have not changed.
+    fault of an input file. After a fault of an input file, the finished splits and shards are kept. The next start of
+    the build uses those whose input files have not changed.
     """
     try:
         yield

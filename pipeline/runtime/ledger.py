@@ -31,8 +31,8 @@ _SHARDS = "data"
 class Ledger:
     """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
 
-    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of everything that
-    determines these files, except the input.
+    The files of the pieces are below `root` too, except that shards on an object store are elsewhere. `build` is a hash
+    of everything that determines these files, except the input.
     """
 
     root: str
@@ -72,10 +72,10 @@ class Ledger:
         return None
 
     def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
-        """Record that a split or shard (`kind`) is finished. `key` (any JSON) identifies it.
+        """Record that a split or shard (`kind`) is finished. `key` (any JSON) identifies the split or shard.
 
-        `files` are the paths of its files, which must be closed and complete. `content` is any JSON that `find` is to
-        return.
+        `files` are the paths of the files with its content, which must be closed and complete. `content` is any JSON;
+        `find` returns it later.
         """
         body = json.dumps(content, sort_keys=True)
         head = {
@@ -90,10 +90,10 @@ class Ledger:
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
         """Remove outdated records, and files that no remaining record names. Return how many records remain, by kind.
 
-        A record is outdated if a build with another hash (`build`) wrote it. A split's record is also outdated if its
-        file name is not in `splits`, and a shard's record if `keep_shards` is false. Files are removed only if they are
-        directly in one of `folders` (names below `root`). Only the first line of each record is read, and no hash is
-        checked.
+        A record is outdated if a build with another hash (`build`) wrote it. A split's record is also outdated if the
+        record's file name is not in `splits`. All records of shards are outdated if `keep_shards` is false. Files are
+        removed only if they are directly in one of `folders` (names below `root`). Only the first line of each record
+        is read, and no hash is checked.
         """
         storage.make_folder(self._folder)
         kept: Counter[Kind] = Counter()

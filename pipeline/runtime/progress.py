@@ -1,8 +1,9 @@
 """Shows the progress of a build on any engine. Workers write counts to small files; the main process sums and prints
 them.
 
-A terminal shows one line per stage, rewritten every second. Other outputs get a plain line every 30 seconds. The same
-counts go to Beam's counters. All these counts are only for display.
+A build has two stages: it reads splits, and then writes shards. A terminal shows one line per stage, rewritten every
+second. Other outputs get a plain line every 30 seconds. The same counts go to Beam's counters. All these counts are
+only for display.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class ProgressPrinter:
             self._stream.flush()
 
     def line(self, stage: Stage | None = None) -> str:
-        """Return a line of text on the progress of `stage` or, if `stage` is None, of the running stage."""
+        """Return a line of text on the progress of `stage` ("read" or "shard") or, if `stage` is None, of the running
+        stage."""
         stage = stage or self.stage()
         now = time.monotonic()
         if stage not in self._stage_started:
@@ -145,7 +147,7 @@ class ProgressPrinter:
         return f"{now - self._started:.0f} s: {text}"
 
     def summary(self) -> str:
-        """Return a line of text on all work done."""
+        """Return a line of text that says how much the whole build has read and written, and how fast."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
         made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
@@ -160,12 +162,13 @@ class ProgressPrinter:
         return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
-        """Return, by stage, how many pieces of work (splits, shards) were kept from an earlier start."""
+        """Return how many splits (stage "read") and shards (stage "shard") were kept from an earlier start of the
+        build."""
         return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
 
     def count(self, stage: Stage) -> Counter[str]:
-        """Return the counts of a stage by name, each summed over all reports of the stage. Reports of splits and shards
-        kept from an earlier start are included."""
+        """Return the counts of a stage ("read" or "shard") by name, each summed over all reports of the stage. Reports
+        of splits and shards kept from an earlier start are included."""
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
@@ -207,8 +210,8 @@ class ProgressPrinter:
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
-        """Return the counts of every report of a stage. The report of a finished split or shard is read from its file
-        only once."""
+        """Return the counts of every report of a stage ("read" or "shard"). The report of a finished split or shard is
+        read from its file only once."""
         found: list[Counter[str]] = []
         for file in storage.list_files(self._folder, below=False):
             if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):
@@ -268,11 +271,11 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the number of bytes of input that workers have read so far.
+    """Return an estimate of how many bytes of input workers have read so far.
 
-    A finished split counts with all its bytes. An unfinished split counts with a share of its bytes: the share of its
-    expected text that was read. The expected text is first corrected by the ratio of real to expected text in the
-    finished splits.
+    A finished split counts with all its bytes. An unfinished split counts with a share of its bytes: the text read so
+    far, divided by the text that the whole split is expected to have. In the finished splits, it is known how much more
+    or less text there was than expected. The expected text of an unfinished split is first corrected by the same ratio.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
@@ -286,8 +289,7 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Return an estimate of how many tokens of the documents are already in written rows. The progress is measured in
-    tokens, because shards differ in size."""
+    """Return an estimate of how many tokens of the input's documents are already in written rows."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports

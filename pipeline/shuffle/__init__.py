@@ -1,5 +1,5 @@
-"""The step between the two halves of a build. It chooses the bucket (group) of each document, and writes spill
-files."""
+"""The step of a build between reading documents and writing shards. It chooses the bucket of each document, and writes
+spill files."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,

@@ -1,8 +1,9 @@
 """Chooses the number of buckets, the bucket of each document, and which small buckets are joined.
 
-A bucket is a group of documents that becomes one shard. Negatives (wrong next sentences) come from other documents of
-the same bucket and source, so no process holds the corpus. All choices depend on the documents' hashes, the size of the
-input and the config: never on workers, paths or order.
+A bucket is a set of documents, chosen by hash, that becomes one shard. Small neighbouring buckets are joined, and
+become one shard together. Negatives (wrong next sentences) come from other documents of the same shard and source, so
+no process holds the corpus. All choices depend on the documents' hashes, the size of the input and the config: never on
+workers, paths or order.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _HASH_RANGE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Says how many buckets (groups of documents) there are for training and for validation. Buckets have numbers:
-    those for training come first, then those for validation."""
+    """Says how many buckets there are for training and for validation. Buckets have numbers: those for training come
+    first, then those for validation."""
 
     train: int
     validation: int
@@ -45,8 +46,8 @@ class Buckets:
 
     def bucket_of(self, document_id: bytes, group: bytes = b"") -> int:
         """Return the number of a document's bucket. `document_id` (16 bytes) is a hash of the text, so exact duplicates
-        meet in one bucket. If the document's group (see Document) is held out, the document gets a validation bucket.
-        If the document has no group, its own hash decides whether it is held out."""
+        meet in one bucket. `group` is an id that the parts of one book share, which are held out together. A held-out
+        document gets a validation bucket. If the document has no group, its own id decides whether it is held out."""
         if self.holds_out(group or document_id):
             return self.train + int.from_bytes(document_id[8:16], "big") % self.validation
         return self.train_bucket_of(document_id)
@@ -57,13 +58,13 @@ class Buckets:
         return int.from_bytes(document_id[8:16], "big") % self.train
 
     def holds_out(self, group: bytes) -> bool:
-        """Return whether the documents of a group are held out. If a document has no group, its id is given as
-        `group`."""
+        """Return whether documents are held out. `group` is the id that the parts of one book share or, for a document
+        that is no part of a book, the document's id."""
         return membership(group) < self.validation_fraction * _HASH_RANGE
 
     def buckets_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the number of the bucket of each document (int64[n]), for documents without a group. `ids` (V16[n])
-        has the documents' ids, contiguous or not."""
+        """Return the number of the bucket of each document (int64[n]), for documents that are no parts of a book. `ids`
+        (V16[n]) has the documents' ids, contiguous or not."""
         halves = _halves(ids)
         found = (halves[:, 1] % np.uint64(self.train)).astype(np.int64)
         if self.validation:
@@ -72,9 +73,10 @@ class Buckets:
         return found
 
     def possible_buckets_of(self, ids: npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
-        """Return the buckets in which documents may be if their groups are not known, as a list of arrays int64[n]. The
-        first array has the training bucket of each document. If anything is held out, a second array has the validation
-        bucket of each document. `ids` (V16[n]) has the documents' ids."""
+        """Return the buckets in which documents may be, as a list of arrays int64[n]. The ids of documents tell their
+        training bucket, but for a part of a book they do not tell whether it is held out. So the first array has the
+        training bucket of each document. If anything is held out, a second array has the validation bucket of each
+        document. `ids` (V16[n]) has the documents' ids."""
         last = _halves(ids)[:, 1]
         found = [(last % np.uint64(self.train)).astype(np.int64)]
         if self.validation:
@@ -88,9 +90,9 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class BucketCount:
-    """Says how many documents and tokens are in one bucket, with duplicates counted once. Whether a document is held
-    out depends on a hash, the result of `membership`. `lowest` has the two smallest hashes among the bucket's
-    documents."""
+    """Says how many documents and tokens are in one bucket, with duplicates counted once. A document is held out if its
+    hash (see `membership`) is small enough. `lowest` has the two smallest of these hashes in the bucket. With them, an
+    error message can propose a fraction to hold out."""
 
     bucket: int
     documents: int
@@ -102,15 +104,15 @@ class BucketCount:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Maps each bucket to its shard, which is a pair (part of the data set, index). Also holds the number of shards in
-    each part of the data set."""
+    """Maps each bucket to its shard, which is a pair (train or validation, index of the shard). Also says how many
+    shards train and validation have."""
 
     shard_of: dict[int, tuple[SplitName, int]]
     num_shards: dict[SplitName, int]
 
     @cached_property
     def buckets_of(self) -> dict[int, tuple[int, ...]]:
-        """A dict with all buckets of each shard, in order. A key is the first bucket of a shard."""
+        """A dict with all buckets of each shard, in order. The key is the shard's first bucket."""
         found: dict[tuple[SplitName, int], list[int]] = {}
         for bucket, shard in sorted(self.shard_of.items()):
             found.setdefault(shard, []).append(bucket)
@@ -118,18 +120,19 @@ class ShardPlan:
 
 
 def _halves(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return both halves of each id (V16[n]) as numbers, uint64[n, 2]."""
+    """Return the first and the last eight bytes of each id (V16[n]) as numbers, uint64[n, 2]."""
     return np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def membership(group: bytes) -> int:
-    """Return the 64-bit hash that decides whether the documents of a group are held out. If a document has no group,
-    its id is given as `group`. Other bits of the id choose the document's bucket."""
+    """Return the 64-bit hash that decides whether documents are held out. `group` is the id that the parts of one book
+    share or, for a document that is no part of a book, the document's id. Other bits of the document's id choose its
+    bucket."""
     return int.from_bytes(group[:8], "big")
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
-    """Choose how many buckets (groups of documents) there are for training and for validation.
+    """Choose how many buckets there are for training and for validation.
 
     `shards` says how many there are for training. If it is "auto", there is one bucket for each TEXT_BYTES_PER_BUCKET
     of `text_bytes` (the size of the text). How many there are for validation follows from `validation_fraction`.
@@ -152,15 +155,16 @@ def plan_shards(
     whole_books: bool = False,
     grouped: bool = False,
 ) -> ShardPlan:
-    """Join small buckets (groups of documents), and return the shard of each bucket.
+    """Decide which buckets become one shard, and return the shard of each bucket. Most buckets become a shard of their
+    own, and small buckets are joined.
 
     Neighbouring buckets are joined, in order, until together they have at least MIN_DOCUMENTS documents, and at least
     MIN_SHARE_OF_MEAN times as many tokens as a bucket has on average. Buckets left at the end join the last shard. A
     bucket without documents (all were near duplicates) goes to the first shard, where its drops are counted.
 
     Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next
-    sentences) need another document. With `whole_books` the message proposes to split books into chapters, and
-    with `grouped` it says that chapters and stretches of a book are held out together.
+    sentences) need another document. With `whole_books` the message proposes to split books into chapters, and with
+    `grouped` it says that the chapters or other parts of a book are held out together.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
     more = "set unit: chapter for books, add documents" if whole_books else "add documents"
@@ -229,6 +233,6 @@ def _check_documents(
 
 
 def _round_up(value: float) -> float:
-    """Return the next number with three significant digits that is larger than `value`."""
+    """Return the smallest number with three significant digits that is larger than `value`."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return float(f"{(math.floor(value * scale) + 1) / scale:.3g}")

@@ -1,5 +1,4 @@
-"""Types that describe spill files (intermediate files of a build) and the byte ranges where their documents lie.
-Pure."""
+"""Types that describe spill files (intermediate files of a build) and the byte ranges where their documents lie."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from pipeline.shuffle.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range of a spill file, with documents of one bucket (group). The range begins at byte `offset` of the file
-    `path`, and `num_bytes` is its length.
+    """A byte range of a spill file, with documents of one bucket or of several neighbouring buckets. The range begins
+    at byte `offset` of the file `path`, and `num_bytes` is the length of the range.
 
     The range begins with an index, which has everything about the documents except their tokens. `index_bytes` is the
     length of the index.
@@ -27,8 +26,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class BucketRange:
-    """A range of neighbouring buckets (groups of documents) for which a spill file has a table. `first` is the number
-    of the first bucket. `rows` says how many rows the table has, and `width` how many buckets share a row."""
+    """A range of neighbouring buckets for which a spill file has a table. The table says where the documents of each
+    bucket are. `first` is the number of the first bucket. `rows` says how many rows the table has, and `width` how many
+    buckets share a row."""
 
     first: int
     rows: int
@@ -45,8 +45,8 @@ class SpillFile:
     """A finished spill file. `name` is its name in the folder of spill files, and `table` says where its table is.
 
     A row of the table has four numbers for each extent (byte range): offset, index_bytes, num_bytes and checksum.
-    Extents may be empty. `key` is a hash of what the file was written from. Files are sorted by `key`, because the
-    names of files are random.
+    Extents may be empty. `key` is a hash of the input from which the file was written. Because the names of files are
+    random, files are sorted by `key`, so that their order is always the same.
     """
 
     name: str

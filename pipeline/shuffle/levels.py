@@ -1,5 +1,4 @@
-"""Chooses whether documents reach their buckets (groups that become shards) in one step or in two, and does the second
-step.
+"""Chooses whether documents reach their buckets in one step or in two, and does the second step.
 
 In one step, each split (part of the input) is divided into all buckets. If there are many buckets, a split of 32 MB has
 only about one document for each bucket, so almost every document must be read on its own. With two steps, the first
@@ -28,9 +27,9 @@ _TEXT_BYTES_A_JOIN = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A task of the second step of the shuffle. This step divides ranges of buckets (groups of documents) into single
-    buckets. The task reads the documents of the range `buckets` from a share of the spill files. `parts` says how many
-    shares there are, and `part` is the index of the task's share."""
+    """A task of the second step of the shuffle. The first step has put the documents of several neighbouring buckets
+    together; the second step separates them. The task reads the documents of the buckets in the range `buckets` from
+    some of the spill files. The spill files are dealt to `parts` tasks, and `part` is the index of this task."""
 
     buckets: BucketRange
     part: int
@@ -38,10 +37,12 @@ class Join:
 
 
 def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
-    """Plan the two steps in which documents reach their buckets (groups), and return (range, tasks). In a file of the
-    first step, several neighbouring buckets share a row of the file's table. The range says which buckets share a row.
-    The tasks make up the second step, which divides the rows into single buckets. If one step is enough, each bucket
-    has its own row and there are no tasks.
+    """Plan how documents reach their buckets: in one step or, if there are many buckets, in two. The first of two steps
+    puts several neighbouring buckets into one row of a spill file's table. The second step divides each row into single
+    buckets.
+
+    Return (range, tasks). The range says which buckets share a row in the first step, and the tasks are the work of the
+    second step. If one step is enough, each bucket has a row of its own, and there are no tasks.
 
     A task reads about _TEXT_BYTES_A_JOIN of text if buckets have TEXT_BYTES_PER_BUCKET.
     """
@@ -62,8 +63,8 @@ def join_spills(
     join: Join, *, files: Sequence[SpillFile], folder: str, buckets: Buckets, id_type: pa.DataType
 ) -> SpillFile:
     """Do one task of the second step of the shuffle, which divides ranges of buckets into single buckets. Copy the
-    documents of join.buckets, and the marks of held-out documents, from spill files into a new spill file, and return
-    the new file. Old and new files are in `folder`.
+    documents of join.buckets from spill files into a new spill file, and return the new file. The marks that say which
+    documents are held out are copied too. Old and new files are in `folder`.
 
     The content depends only on the content of `files`, not on their names. Memory holds one SpillWriter and one extent
     (byte range of a spill file).

@@ -1,10 +1,11 @@
-"""Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
+"""Spill files: tokenized documents, sorted by bucket, on their way from the workers that read to the workers that write
+shards.
 
-An extent is a byte range of a spill file with documents of one bucket (group of documents), or of neighbouring buckets.
-It consists of two Arrow messages. The first is an index (id, number of tokens and origin of each document), and the
-second has the tokens. The index can be read without the tokens. A table at the end of the file says where the extents
-of each bucket lie. So only the names of spill files cross Beam's shuffle, however many extents there are. A writer
-holds at most FLUSH_TOKENS tokens and one more document in memory.
+An extent is a byte range of a spill file with documents of one bucket, or of neighbouring buckets. It consists of two
+Arrow messages. The first is an index (the id, the number of tokens and the origin of each document), and the second has
+the tokens. The index can be read without the tokens. A table at the end of the file says where the extents of each
+bucket lie. So only the names of spill files cross Beam's shuffle, however many extents there are. A writer holds at
+most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ class Index:
     document.
 
     `ids` (uint8[n, 16]) has the document's id, and `tokens` (int64[n]) says how many tokens the document has. An entry
-    without tokens is a mark, which only says that a document with this id is held out. `sources` (uint16[n]) has the
-    index of the document's source in config.source_names. `groups` (uint8[n, 16]) has the document's group, or its id
-    if it has no group.
+    without tokens is a mark: it says that the document with this id is held out, so that copies of the document are
+    left out. `sources` (uint16[n]) has the index of the document's source in config.source_names, the distinct names of
+    the sources. `groups` (uint8[n, 16]) has the id that the parts of one book share, or the document's id if it is no
+    part of a book.
     """
 
     ids: npt.NDArray[np.uint8]
@@ -83,8 +85,8 @@ class Index:
 
     def distinct(self) -> npt.NDArray[np.int64]:
         """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents whose ids are
-        marked as held out are left out. Of several documents with the same id, the document with the lowest source is
-        taken."""
+        marked as held out are left out. Of several documents with the same id, the document whose source has the lowest
+        index is taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, self.tokens > 0, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -99,10 +101,10 @@ class SpillWriter:
     the file is removed.
 
     The file's name begins with `name`. A random suffix keeps several attempts at the same split of the input apart.
-    `bucket_of` returns the bucket of a document, from the document's id and its group (see Document), and `id_type` is
-    the Arrow type of token ids. An extent (byte range of the file) has documents of one bucket. If `buckets` is given,
-    the file also gets a table for find_extents. Several buckets may then share a row of the table, and an extent has
-    documents of the buckets of one row.
+    `bucket_of` returns the bucket of a document, from the document's id and its group (an id that the parts of one book
+    share). `id_type` is the Arrow type of token ids. An extent (byte range of the file) has documents of one bucket. If
+    `buckets` is given, the file also gets a table for find_extents. Several buckets may then share a row of the table,
+    and an extent has documents of the buckets of one row.
     """
 
     def __init__(
@@ -145,8 +147,8 @@ class SpillWriter:
         self._output.__exit__(kind, error, trace)
 
     def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE, group: bytes = b"") -> None:
-        """Add a document, which must have at least one token. `group` is the document's group (see Document), or b"" if
-        it has none."""
+        """Add a document, which must have at least one token. `group` is the id that the parts of one book share, or
+        b"" if the document is no part of a book."""
         self._add(document, bucket=self._bucket_of(document.id, group), origin=origin, group=group or document.id)
 
     def mark_held_out(self, document: TokenizedDocument, *, bucket: int) -> None:
@@ -169,8 +171,8 @@ class SpillWriter:
 
     @property
     def file(self) -> SpillFile:
-        """The written file with its table, for find_extents. It is there only if the writer has `buckets`, and only
-        after the writer is closed."""
+        """The written file with its table, in which find_extents finds documents. It exists only if the writer has
+        `buckets`, and only after the writer is closed."""
         assert self._buckets is not None
         return SpillFile(storage.base_name(self.path), self._key, self._table, self._buckets)
 
@@ -240,16 +242,17 @@ def _path(file: SpillFile, *, folder: str) -> str:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Return the index (ids, token counts, sources and groups) of the documents in `extents` (byte ranges of spill
-    files). The tokens are not read."""
+    """Return the index (document ids, token counts, sources and ids of books) of the documents in `extents` (byte
+    ranges of spill files). The tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """Yield a tuple (id, index into config.source_names, origin) for each document in `extents` (byte ranges of spill
-    files). Duplicates are included, and marks of held-out documents are not."""
+    """Yield a tuple (document id, source, origin) for each document in `extents` (byte ranges of spill files). A source
+    is an index into config.source_names, the distinct names of the sources. Duplicates are included, and marks of
+    held-out documents are not."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "tokens", "number", *Origin._fields)
@@ -260,13 +263,13 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
     """Return (documents, number left out) for `extents` (byte ranges of spill files). The documents are distinct and
-    ordered by id. Duplicates, copies of held-out documents, and the marks of held-out documents are left out.
+    ordered by document id. Duplicates, copies of held-out documents, and the marks of held-out documents are left out.
 
-    The result does not depend on how documents are spread over extents: of equal ids, the lowest source is taken.
-    `id_type` is the Arrow type of token ids. However many duplicates there are, memory holds one extent and the
-    distinct documents, with about 3.2 bytes a token and 4 bytes a sentence. If an extent has no duplicates, its
-    documents' arrays share the memory of the bytes read; only `word_starts` is copied. Raises SpillError if a file has
-    changed since it was written.
+    The result does not depend on how documents are spread over extents: of documents with equal ids, the document whose
+    source has the lowest index is taken. `id_type` is the Arrow type of token ids. However many duplicates there are,
+    memory holds one extent and the distinct documents, with about 3.2 bytes a token and 4 bytes a sentence. If an
+    extent has no duplicates, its documents' arrays share the memory of the bytes read; only `word_starts` is copied.
+    Raises SpillError if a file has changed since it was written.
     """
     sources: dict[bytes, int] = {}
     marked: set[bytes] = set()
@@ -295,8 +298,9 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
 def read_with_origins(
     extents: Iterable[Extent], *, id_type: pa.DataType
 ) -> Iterator[tuple[TokenizedDocument, Origin, bytes]]:
-    """Yield (document, origin, group) for every document in `extents` (byte ranges of spill files), in order. If a
-    document has no group (see Document), its id takes the place of the group.
+    """Yield (document, origin, group) for every document in `extents` (byte ranges of spill files), in order. The group
+    is an id that the parts of one book share. If a document is no part of a book, its own id takes the place of the
+    group.
 
     Duplicates are included. Marks of held-out documents are included too, as documents without tokens. Memory holds one
     extent. Raises SpillError if a file has changed since it was written.
@@ -337,9 +341,9 @@ def _make_document(name: bytes, columns: Sequence[npt.NDArray[Any]], source: int
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written. In a file without a table, `bucket` is the number of the document's bucket
-    (group of documents). In a file with a table, `bucket` is the number of the table row for this bucket. `group` is
-    the document's group (see Document), or its id if it has no group."""
+    """A document that waits to be written. In a file without a table, `bucket` is the number of the document's bucket.
+    In a file with a table, `bucket` is the number of the table row for the document's bucket. `group` is the id that
+    the parts of one book share, or the document's id if it is no part of a book."""
 
     bucket: int
     document: TokenizedDocument
@@ -378,8 +382,9 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
 
 
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Yield each extent (byte range of a spill file) with its bytes. With `index_alone`, only the bytes of the extent's
-    index are read. From an object store, several extents are fetched at the same time."""
+    """Yield each extent (byte range of a spill file) with its bytes, or with `index_alone` with the bytes of its index
+    only. The index has everything about the documents except their tokens. From an object store, several extents are
+    fetched at the same time."""
 
     def read(extent: Extent) -> pa.Buffer:
         num_bytes = extent.index_bytes if index_alone else extent.num_bytes

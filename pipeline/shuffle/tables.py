@@ -1,8 +1,9 @@
 """Tables that say where the content of a file lies, row by row. Because of these tables, an engine passes only names of
 files between workers.
 
-A row of a table has a few numbers for one bucket (a group of documents) or one partition, and a checksum. A reader that
-needs one row of each of 10,000 files makes 10,000 small reads. In return, no process holds all rows.
+A row of a table has a few numbers about the content for one bucket, or for one partition of the search for near
+duplicates, and a checksum. A reader that needs one row of each of 10,000 files makes 10,000 small reads. In return, no
+process holds all rows.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 class Member(NamedTuple):
     """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file was refused and
-    not read. If it was refused, `reason` (the name of a drop counter) and `detail` say why."""
+    not read. If it was refused, `reason` (the name of a counter of omissions) and `detail` say why."""
 
     name: str
     data: bytes | None

@@ -10,8 +10,8 @@ from pipeline.documents import Document, Drop
 
 def assemble(name: str, sentences: Iterable[str], *, group: bytes = b"") -> Iterator[Document | Drop]:
     """Yield a Drop (a counted omission) for each sentence without a letter or digit, and then a Document named `name`
-    with the other sentences. If no sentence is left, yield a last Drop instead of the Document. `group` becomes the
-    group of the Document, an id that the parts of one book share."""
+    with the other sentences. If no sentence is left, yield a last Drop instead of the Document. `group` is an id that
+    the parts of one book share; the Document gets it as its group."""
     kept: list[str] = []
     for sentence in sentences:
         if has_words(sentence):

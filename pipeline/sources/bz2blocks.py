@@ -150,8 +150,8 @@ class _Window:
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Free the memory of everything that lies before bit `bit` of the file: bytes, and marks (starts of blocks and
-        ends of streams)."""
+        """Free the memory of all bytes before bit `bit` of the file, and of the marks (starts of blocks and ends of
+        streams) before it."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]
         self.base += gone

@@ -3,8 +3,8 @@
 Each split (a part of an input file) has one stored file, complete or absent. The stored file's name contains a key. The
 key is a hash of everything that shapes the content: the input file's fingerprint, the split's place, the source's
 settings, the code, and the libraries' versions. If one of these changes, the key changes, so stale content is never
-read. The stored file's footer has a hash of all rows, which every reader checks; page checksums detect flipped bits.
-With Zstandard a dump's articles take about as much space as the .bz2.
+read. The stored file's footer has a hash of all rows, and every reader checks this hash. Checksums of the Parquet pages
+detect flipped bits. With Zstandard a dump's articles take about as much space as the .bz2.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """The head of a dump. It gives the wiki's language and database name. `namespaces` maps each namespace's name to
-    its number. `complete` is True if the whole head was read, so it becomes True when the first page begins."""
+    """What the head (the first lines) of a dump says: the wiki's language and database name. `namespaces` maps each
+    namespace's name to its number. `complete` is True if the whole head was read, so it becomes True when the first
+    page begins."""
 
     language: str = ""
     database: str = ""

@@ -1,9 +1,10 @@
-"""Makes fingerprints of the input files. A rerun compares them to recognize whether a finished data set was built from
-the same files.
+"""Makes fingerprints (hashes) of the input files. If a build is started again, it compares them to recognize whether a
+finished data set was built from the same files.
 
 Small files are hashed whole. Large files are hashed at 64 evenly spaced places, which takes 20 ms for any file. If a
 large file changes between those places and keeps its length, only its modification time (list_modified) shows the
-change, so that time is compared too. A file on an object store is not read: its size and entity tag are hashed.
+change. Therefore the modification time is compared too. A file on an object store is not read: its size and entity tag
+are hashed.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ def fingerprint_inputs(paths: Iterable[str]) -> str:
 
 
 def fingerprint_files(paths: Iterable[str]) -> dict[str, str]:
-    """Return {path: fingerprint (see fingerprint_file)}, sorted by path."""
+    """Return {path: fingerprint (a hash, from fingerprint_file)}, sorted by path."""
     ordered = sorted(set(paths))
     return dict(zip(ordered, storage.map_paths(fingerprint_file, ordered), strict=True))
 
 
 def join_fingerprints(parts: Iterable[str]) -> str:
-    """Return one hash (hex) made from several files' fingerprints. Their order does not matter. fingerprint_inputs
+    """Return one hash (hex) made from the fingerprints (hashes) of several files, in any order. fingerprint_inputs
     returns the same hash for the files themselves."""
     return hashlib.sha256(b"".join(sorted(map(bytes.fromhex, parts)))).hexdigest()
 
 
 def list_modified(paths: Iterable[str]) -> dict[str, str]:
     """Return {path: time of the last change} for each large local file, with the time in a form that `touch -d`
-    accepts. A file is large if its fingerprint does not cover every byte. Files on a store are left out, because their
-    fingerprints show every change."""
+    accepts. A file is large if its fingerprint (hash) does not cover every byte. Files on a store are left out, because
+    their fingerprints show every change."""
     found = {path: Path(path).stat() for path in sorted(set(paths)) if not storage.is_url(path)}
     return {
         path: f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
@@ -51,8 +52,8 @@ def list_modified(paths: Iterable[str]) -> dict[str, str]:
 
 
 def list_versions(paths: Iterable[str]) -> dict[str, str]:
-    """Return {path: text with size and modification time} for each local file. list_changed compares these texts
-    later."""
+    """Return {path: text with size and modification time} for each local file. At the end of a build, list_changed
+    compares these texts with the files."""
     return {path: storage.file_version(path) for path in sorted(set(paths)) if not storage.is_url(path)}
 
 

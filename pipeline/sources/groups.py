@@ -1,7 +1,8 @@
 """Marks the documents that are parts of one book, so that a build holds out either all parts of the book or no part.
 Pure.
 
-A group is named by a hash of text, so it depends neither on paths nor on the order of files.
+All parts of a book get the same group, which is an id of 16 bytes. The id is a hash of text, so it depends neither on
+paths nor on the order of files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ shorter."""
 
 
 def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
-    """Yield the items of one book. Every document gets the same group, which is the id of the first document."""
+    """Yield the items of one book. Every document gets the id of the first document as its group, so that all documents
+    of the book are held out together, or none."""
     group = b""
     for item in items:
         if isinstance(item, Document):
@@ -28,12 +30,12 @@ def group_book(items: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
 
 
 class Stretches:
-    """Groups the documents of a long text. The text is cut into documents every few lines because nothing tells where
-    its books end.
+    """Groups neighbouring documents of a long text, so that they are held out together. The text is cut into documents
+    every few lines because nothing tells where its books end.
 
-    A group consists of neighbouring documents with about RUN_CHARACTERS in all. It is named by the text of its first
-    document. Each share of a file (documents.Split) must add every line of the file, so that all shares give the same
-    groups.
+    A group consists of neighbouring documents with about RUN_CHARACTERS in all. Its id is the hash of its first
+    document's text. If several workers share a file, each of them must add every line of the file, so that all find the
+    same groups.
     """
 
     def __init__(self) -> None:
@@ -42,13 +44,14 @@ class Stretches:
         self._group = b""
 
     def add(self, line: str) -> None:
-        """Count a line as part of the current document."""
+        """Add the next line of the current document."""
         self._characters += len(line)
         if not self._group:
             self._first.append(line)
 
     def end_document(self) -> bytes:
-        """Return the group of the document whose last line was added, and go on to the next document."""
+        """End the document to which lines were added, and return the id of its group (16 bytes). The next line begins
+        another document."""
         if not self._group:
             self._group = hash_texts(*self._first)
             self._first = []

@@ -249,8 +249,9 @@ def _is_front_matter(book: list[str], *, stretch: _Stretch, lines: list[str], re
 
 
 def _find_unmarked(lines: list[str]) -> list[list[str]]:
-    """Return the texts between the paragraphs that mention Project Gutenberg. Short texts are left out: a text at the
-    beginning or the end of the file needs at least _FEWEST_LINES lines, and any other text four times as many."""
+    """Return the texts in `lines` if no mark of Project Gutenberg says where they begin and end. They are the texts
+    between the paragraphs that mention Project Gutenberg. Short texts are left out: a text at the beginning or the end
+    of `lines` needs at least _FEWEST_LINES lines, and any other text four times as many."""
     places = [number for number, line in enumerate(lines) if _OF_GUTENBERG.search(line)]
     bounds = [-1, *places, len(lines)]
     found = []

@@ -83,9 +83,9 @@ def _list_paths(paths: Sequence[str], *, kind: str, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """Check the files that the user must fetch. The setting download.bring names the sources that have such files.
-    Raise ValueError if files of such a source are missing. The message ends with the hint that download.bring gives for
-    the source. Sources in the folders `but` are not checked."""
+    """Raise ValueError if files that the user must fetch are missing. The setting download.bring names the sources that
+    have such files. The message ends with the hint that download.bring gives for the source. Sources in the folders
+    listed in `but` are not checked."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):

@@ -1,7 +1,7 @@
 """Reads every text of a file of almost any form: JSON, tables, a token per line, Parquet, plain text, archives.
 
-The files are, for example, evaluation sets. Their texts are only compared with the corpus, so the order and the names
-of the texts do not matter.
+The files are, for example, evaluation sets. A build leaves out documents that share a passage with such a text. Because
+the texts are only compared with the corpus, their order and names do not matter.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ class _Dictionary:
 
 
 class _Content:
-    """The decompressed content of a page, `size` bytes in all. The methods take its bytes in order."""
+    """The decompressed content of a page, `size` bytes in all. The methods return its bytes from the beginning to the
+    end."""
 
     def __init__(self, pieces: Iterator[bytes], size: int) -> None:
         self._pieces, self._left = pieces, size
@@ -202,8 +203,8 @@ class _Content:
 
 
 class _Counted(io.RawIOBase):
-    """A stream that gives the next `size` bytes of `stream`. `checksum` is the CRC-32 of these bytes, if it is
-    known."""
+    """A stream that ends after the next `size` bytes of `stream`. `checksum` is the CRC-32 of these bytes, or None if
+    it is not known."""
 
     def __init__(self, stream: IO[bytes] | _Counted, size: int, *, checksum: int | None = None) -> None:
         super().__init__()

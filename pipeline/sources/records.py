@@ -91,7 +91,7 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
     """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split, and
-    a Drop (a counted omission) for each row or sentence that the documents lack."""
+    a Drop (a counted omission) for each row or sentence that is left out."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0

@@ -58,8 +58,9 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def join_plentiful(splits: Sequence[Split]) -> list[Split]:
-    """Return the splits, with fewer shares for a file whose shares would be small beside the whole input. A share is a
-    split that reads a whole file and takes some of the documents, so many shares cost time.
+    """Return the splits, with fewer shares for some files. A share is a split that reads a whole file and takes some of
+    the documents, so many shares cost time. A file gets fewer shares if each of them would have only a small part of
+    the input's text.
 
     How many shares a file gets depends only on the input, not on the workers, so that a build can continue with other
     workers.
@@ -81,7 +82,7 @@ def join_plentiful(splits: Sequence[Split]) -> list[Split]:
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
     """Divide the splits among at most `workers` workers, and return the splits of each worker. A worker without splits
     is left out. Each split, from the largest to the smallest, goes to the worker with the least text so far. So no
-    worker gets more than a fair share plus one split."""
+    worker gets more text than an equal part of the whole and one split."""
     dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
     least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):
@@ -93,7 +94,7 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
     """Return the splits of one file, in order. `index` is the source's index in the config. `split_bytes` is the
-    approximate size of a split, if the format allows it."""
+    approximate size of a split in bytes, for formats that can be cut at any size."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
     if source.kind == "books":
@@ -120,8 +121,8 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
     """Raise ValueError if a source gave no document. The message names the source's path, and says from `drops` how
     many documents, pages and sentences were left out for which reason.
 
-    A dump without any wikitext (Wikidata), or with nothing but lists, is accepted if other sources gave documents.
-    `others` is the number of documents from other sources.
+    A dump without any wikitext (such as Wikidata), or with nothing but lists, is accepted if other sources gave
+    documents. `others` is the number of documents from other sources.
     """
     if num_documents > 0 or (others > 0 and (_has_other_models_only(drops) or _has_lists_only(drops))):
         return
@@ -144,7 +145,7 @@ def _has_other_models_only(drops: Mapping[str, int]) -> bool:
 
 
 def _has_lists_only(drops: Mapping[str, int]) -> bool:
-    """Return whether pages were left without text because their lists were dropped."""
+    """Return whether some pages were left without any text because their lists were dropped."""
     return drops.get("empty", 0) > 0 and drops.get("list_item", 0) + drops.get("tail_section", 0) > 0
 
 

@@ -112,8 +112,8 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
 
 
 def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
-    """Yield the lines of a text, each with its line break. `pieces` are the bytes of the text, cut anywhere. At most
-    one piece and one line are in memory.
+    """Yield the lines of a text, each with its line break. `pieces` are the bytes of the text, cut at any place. At
+    most one piece and one line are in memory.
 
     Raises ValueError naming `name` for a line above LONGEST_LINE bytes.
     """

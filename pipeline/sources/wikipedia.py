@@ -118,8 +118,8 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Return what the head of a dump says about the wiki (language, namespaces). If the file has no head, the fields of
-    the SiteInfo are empty. Its field `is_fragment` is True if the file has only bare <page> elements."""
+    """Return what the first lines of a dump say about the wiki (language, namespaces). If the file lacks these lines,
+    the fields of the SiteInfo are empty. The field `is_fragment` is True if the file has only bare <page> elements."""
     head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
@@ -209,8 +209,8 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
-    """Return the names of namespaces and redirects in a wiki. The dump's siteinfo gives some of the names. The names
-    known for the dump's language and for `language` are added."""
+    """Return the names of a wiki's namespaces, and the words that mark a redirect there. `site` (the head of the dump)
+    gives some of the names. The names known for the dump's language and for `language` are added."""
     languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
     # All are united, because a siteinfo in another language must not hide the configured language's known names.
     return wiki_names(sorted(languages), siteinfo=site.namespaces)
@@ -220,7 +220,7 @@ def convert_page(
     page: Page, *, names: WikiNames, language: str, settings: WikitextConfig | None = None
 ) -> Iterator[Document | Drop]:
     """Yield the document made from `page`, and a Drop (a counted omission) for each sentence, list item or tail section
-    that is left out. If the page gives no document, the last Drop says why."""
+    (such as the references at the end) that is left out. If the page gives no document, the last Drop says why."""
     settings = settings or WikitextConfig()
     namespace = page.namespace if page.namespace is not None else names.namespace_of(page.title)
     if namespace != 0:

@@ -110,18 +110,19 @@ def _join_wide_block(block: list[str], *, width: int) -> list[str]:
 def _join_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a block, joined where a line was broken only because the next word had no room.
 
-    Rows with columns stay separate. A line was ended on purpose if the next word would have fitted well before the
-    width. If at most a third of the lines were ended on purpose, the block is prose and becomes one line. Otherwise the
-    block is verse or a list, and it keeps its lines. Only a line that starts with a small letter is then joined to the
-    line before.
+    If most lines look like rows of a table, all lines stay separate. A line was ended on purpose if the next word would
+    have fitted well before the width. If at most a third of the lines were ended on purpose, the block is prose and
+    becomes one line. Otherwise the block is verse or a list, and it keeps its lines. Only a line that starts with a
+    small letter is then joined to the line before.
     """
     lines = [line.strip() for line in block]
     text = "\n".join(lines)
     may_have_columns = len(lines) > 1 and any(mark in text for mark in _COLUMN_MARKS)  # quicker than the pattern
     if may_have_columns and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
         return lines
+    room = _ROOM * width - 1
     ended = sum(
-        1 for line, following in pairwise(block) if len(line) + 1 + len(following.split(None, 1)[0]) <= _ROOM * width
+        len(line) + len(following.split(None, 1)[0]) <= room for line, following in pairwise(block) if len(line) < room
     )
     if 3 * ended <= len(lines) - 1:
         return [_join(lines)]
@@ -148,9 +149,9 @@ def _is_unspaced(left: str, right: str, *, lines: list[str]) -> bool:
     """Return whether no space belongs between the characters `left` and `right`, which stand before and after a line
     break.
 
-    If only one of the two is Chinese or Japanese, the habit of the text decides: the places within `lines` where such a
-    character meets a Latin letter or digit are counted. If at least half of the places have no space, no space belongs
-    at the line break either.
+    If both are Chinese or Japanese, no space belongs between them. If only one of them is, the habit of the text
+    decides: the places within `lines` where such a character meets a Latin letter or digit are counted. If at least
+    half of the places have no space, no space belongs at the line break either.
     """
     if _UNSPACED.match(left) and _UNSPACED.match(right):
         return left not in _SPACED_AFTER

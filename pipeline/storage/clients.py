@@ -63,7 +63,7 @@ class StorageError(OSError):
 
 
 class AbsentError(StorageError, FileNotFoundError):
-    """The object or the bucket does not exist."""
+    """The object, or the store's bucket, does not exist."""
 
 
 class DeniedError(StorageError, PermissionError):
@@ -87,8 +87,8 @@ def local_path(path: StrPath) -> Path:
 
 
 def check_url(url: StrPath) -> tuple[str, str, str]:
-    """Return (scheme, bucket, key) of a store's URL, without any request. The key has no slash at its end. Raises
-    ValueError if the URL has no valid bucket name, or if its scheme is not supported."""
+    """Return (scheme, bucket, key) of the URL of an object on a store, without any request. The key has no slash at its
+    end. Raises ValueError if the URL has no valid bucket name, or if its scheme is not supported."""
     text = os.fspath(url)
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
@@ -138,8 +138,8 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """If the block raises a "disk full" error that names no file, add `folder`, where the local temporary files are, to
-    the error's message."""
+    """If the block raises a "disk full" error that names no file, add to the error's message the name of `folder`,
+    where the local temporary files are."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Reads and writes files by path or URL: the same functions serve local paths (and file://), s3:// and gs://.
 
 A store has no rename. So that a file appears there whole or not at all, it is uploaded in one uninterrupted call.
-`open_output` therefore first collects the content in a local temporary file (disk: the file's size).
+`open_output` therefore first collects the content in a local temporary file, which needs as much disk as the file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The name, size and time of a file. `name` is the path relative to the folder that was listed, with forward
+    """The name, size and time of a file. `name` is the file's path relative to the folder that was listed, with forward
     slashes. `size` is in bytes, and `modified` is in seconds since 1970."""
 
     name: str
@@ -76,7 +76,8 @@ def base_name(path: StrPath) -> str:
 
 
 def parent_of(path: StrPath) -> str:
-    """Return a path or URL without its last part. The parent of a bucket is the bucket, and the parent of / is /."""
+    """Return a path or URL without its last part. The parent of a store's bucket is the bucket itself, and the parent
+    of / is /."""
     if not is_url(path):
         return str(local_path(path).parent)
     url = os.fspath(path).rstrip("/")
@@ -201,7 +202,8 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
     """Return the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
-    On a store, one request returns up to 1,000 names. Raises StorageError if the bucket is missing or access is denied.
+    On a store, one request returns up to 1,000 names. Raises StorageError if the store's bucket is missing or access is
+    denied.
     """
     if not is_url(folder):
         return _list_local(local_path(folder), below=below)
@@ -310,7 +312,7 @@ def delete(path: StrPath) -> None:
 
 def delete_tree(folder: StrPath) -> None:
     """Delete a folder with everything below it, or do nothing if the folder is missing. On a store, one request deletes
-    up to 1,000 files. Raises ValueError for a whole bucket."""
+    up to 1,000 files. Raises ValueError if `folder` is a whole bucket of a store."""
     if not is_url(folder):
         with suppress(FileNotFoundError):
             shutil.rmtree(local_path(folder))

@@ -60,7 +60,8 @@ class LeaseError(PassingError):
 
 @dataclass(frozen=True, slots=True)
 class Holder(Process):
-    """A process that has the lease, or wants it. `token` is random and identifies the process's claim."""
+    """A process that has the lease, or wants it. `token` is a random text. It is a part of the name of the process's
+    claim (the file with which it asks for the lease)."""
 
     token: str
     since: str
@@ -232,8 +233,8 @@ def release(folder: StrPath, *, token: str) -> None:
 
 
 def identify(*, timeout_s: int) -> Holder:
-    """Return this process as a Holder with a new token. Other commands may take over its lease after `timeout_s`
-    without a heartbeat."""
+    """Return this process as a Holder with a new token. Other commands may take over its lease if it sends no heartbeat
+    for `timeout_s` seconds."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return Holder(**asdict(identify_process()), token=secrets.token_hex(16), since=since, timeout_s=timeout_s)
 
@@ -290,8 +291,8 @@ def _contend(
     folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
     """Write `claim` (the file that asks for the lease), try to take the lease, and return whether it was taken.
-    Withdraw `claim` and return False in three cases: another command has the lease, another candidate has a smaller
-    token, or other candidates are still there after the time-out. The claims in `silent` are ignored."""
+    Withdraw `claim` and return False in three cases. Another command has the lease, or another command that asks for it
+    has a smaller token, or other commands still ask for it after the time-out. The claims in `silent` are ignored."""
     taken = False
     try:
         _write(folder, claim)
@@ -389,8 +390,8 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
 
 
 def _stands(path: Path, *, as_descriptor: int) -> bool:
-    """Return whether `path` still names the open file with the descriptor `as_descriptor`. The answer is False after a
-    holder gave the lease back, because the holder then removes the file."""
+    """Return whether `path` still names the open file with the descriptor `as_descriptor`. The answer is False if
+    another process has removed the file, as the holder of a lease does when it gives the lease back."""
     try:
         return os.path.samestat(path.stat(), os.fstat(as_descriptor))
     except FileNotFoundError:

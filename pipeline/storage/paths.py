@@ -33,8 +33,8 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
 
 def refuse_lost_path(value: str, *, key: str) -> None:
     """Raise ConfigError, which names the setting `key`, if `value` is a relative path in a Ray job that was submitted
-    with `--working-dir`. Such a job runs in an uploaded copy of its folder. The copy lacks ignored files, and what is
-    written there is lost."""
+    with `--working-dir`. Such a job runs in an uploaded copy of its folder. The copy lacks the files that git ignores,
+    and what is written there is lost."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     uploaded = (job.get("runtime_env") or {}).get("working_dir")
     if uploaded is not None and not os.path.isabs(value):

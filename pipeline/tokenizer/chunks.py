@@ -33,8 +33,8 @@ _BLOCK_CHARACTERS = 1 << 20
 
 
 class _Numbers(dict[str, int]):
-    """A dict that gives each text a number, in the order of first look-up. `fresh` lists the texts that were added
-    since the list was last cleared."""
+    """A dict that gives each text a number. The texts are numbered from 0 in the order in which they are first looked
+    up. `fresh` lists the texts that were added since the list was last cleared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,8 @@ class ChunkTable:
         marks: LostMarks,
         words: Dictionary | None = None,
     ) -> None:
-        """`unknown` is the id of [UNK]. `words` says where words start in scripts without spaces."""
+        """`unknown` is the id of the token [UNK]. `marks` counts vowel signs and tones that the normalizer removes.
+        `words` finds where words start in scripts without spaces."""
         self._id_dtype = id_dtype
         self._unknown, self._marks, self._dictionary = unknown, marks, words
         self._backend = Tokenizer.from_str(backend.to_str())
@@ -108,9 +109,9 @@ class ChunkTable:
     def tokenize(
         self, sentences: Sequence[str], *, loss: TextLoss
     ) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Return (ids, word starts, sentence lengths). The ids of all sentences are in one array. A word start is true
-        for the first token of a word. A length is the number of tokens of a sentence; sentences without tokens are left
-        out.
+        """Return three arrays: token ids, word starts and sentence lengths. The first two have an entry for each token
+        of all sentences, one sentence after the other. A word start is true for the first token of a word. A sentence
+        length is a number of tokens; sentences without tokens are left out.
 
         Add to `loss` how much text is lost, for example because it becomes [UNK].
         """
@@ -159,16 +160,17 @@ class ChunkTable:
         """Maps the number of a chunk to what is lost of the chunk. It has only the chunks that `_loses` marks."""
 
     def _learn(self) -> None:
-        """Tokenize the new chunks (pieces of text between spaces), and add their ids to the cache."""
+        """Tokenize the new chunks (pieces of text between spaces), and add their token ids to the cache."""
         ids: list[int] = []
         starts = bytearray()
         lengths: list[int] = []
         loses = bytearray()
         take = self._split_chunk if self._by_space else self._encode_sentence
+        may_lose = self._marks.may_lose("".join(self._numbers.fresh))
         for chunk in self._numbers.fresh:
             before = len(ids)
             loss = take(chunk, ids, starts)
-            found = self._marks.count(chunk)
+            found = self._marks.count(chunk) if may_lose else None
             if found is not None:
                 loss = loss or TextLoss()
                 loss.marks, loss.lost_marks, loss.letters = found
@@ -187,10 +189,10 @@ class ChunkTable:
 
     def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> TextLoss | None:
         """Append the token ids of `chunk`, a text without spaces, to `ids`. Append to `starts` a 1 for each token that
-        starts a word, and a 0 for each other token. In printable ASCII a pattern finds the words, which is quicker than
-        the library.
+        starts a word, and a 0 for each other token. In printable ASCII, a pattern finds the words, because this is
+        quicker than the library.
 
-        Return what is lost of the chunk, or None if nothing is lost.
+        Return counts of the lost text, such as characters in [UNK], or None if nothing is lost.
         """
         if self._is_plain and _PRINTABLE.fullmatch(chunk):
             words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
@@ -215,10 +217,11 @@ class ChunkTable:
         return self._lost_of(words, unknown=unknown, clauses=clauses)
 
     def _split_by_dictionary(self, words: Sequence[str], ids: list[int], starts: bytearray) -> TextLoss | None:
-        """Append the tokens of `words`, which follow each other without a space, to `ids`. Append to `starts` whether
-        each token starts a word: in scripts without spaces the dictionary decides this, elsewhere the tokenizer.
+        """Append the token ids of `words`, which follow each other without a space, to `ids`. Append to `starts`
+        whether each token starts a word. A dictionary of the language decides this in scripts without spaces, and the
+        tokenizer elsewhere.
 
-        Return what is lost of the words, or None if nothing is lost.
+        Return counts of the lost text, such as characters in [UNK], or None if nothing is lost.
         """
         assert self._dictionary is not None
         marks = self._dictionary.mark("".join(words))
@@ -245,8 +248,8 @@ class ChunkTable:
         return TextLoss(unknown_characters=unknown, long_words=longer, clause_characters=clauses)
 
     def _encode_sentence(self, sentence: str, ids: list[int], starts: bytearray) -> TextLoss | None:
-        """Append the ids of a sentence's tokens to `ids`, and to `starts` whether each token starts a word. Return what
-        is lost of the sentence, or None if nothing is lost."""
+        """Append the ids of a sentence's tokens to `ids`, and to `starts` whether each token starts a word. Return
+        counts of the lost text, such as characters in [UNK], or None if nothing is lost."""
         encoding = self._backend.encode(sentence, add_special_tokens=False)
         ids += encoding.ids
         words = encoding.word_ids

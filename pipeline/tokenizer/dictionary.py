@@ -1,5 +1,5 @@
-"""Finds words in scripts that are written without spaces, with the dictionaries of ICU (Thai, Lao, Khmer, Burmese, Han,
-kana).
+"""Finds words in scripts that are written without spaces. Lists of words in the library ICU (its dictionaries: Thai,
+Lao, Khmer, Burmese, Han, kana) tell where words start.
 
 This module needs the package icu4py, which brings ICU itself: `pip install 'cloze[words]'`. The dictionaries read 2 to
 5 million characters a second.
@@ -24,13 +24,14 @@ _SPACELESS = (
 
 
 def has_library() -> bool:
-    """Whether icu4py is installed."""
+    """Whether icu4py is installed, the package whose dictionaries find words in scripts without spaces."""
     return library_version() is not None
 
 
 @cache
 def library_version() -> str | None:
-    """Return the version of icu4py, which decides the version of the dictionaries, or None if icu4py is absent."""
+    """Return the version of icu4py, or None if it is absent. The package's dictionaries, and so the words that are
+    found in scripts without spaces, depend on this version."""
     try:
         return version(LIBRARY)
     except PackageNotFoundError:
@@ -38,7 +39,8 @@ def library_version() -> str | None:
 
 
 class Dictionary:
-    """Finds the words in text of one language, which is given as a code such as th."""
+    """Finds the words in text of one language, with ICU's dictionary (list of words) of that language. The language is
+    given as a code such as th."""
 
     def __init__(self, language: str) -> None:
         from icu4py.breakers import WordBreaker  # an extra
@@ -66,8 +68,9 @@ class Dictionary:
         return bytes(marks)
 
     def cut(self, words: Sequence[str]) -> list[list[str]]:
-        """Cut each of `words` where the dictionary finds the start of another word in it, and return the pieces of each
-        word. In the text, `words` follow each other without a space."""
+        """Cut each of `words` where ICU's dictionary finds the start of another word in it, and return the pieces of
+        each word. In the text, `words` follow each other without a space. The whole text is looked at, because the
+        words around a place help to find it."""
         marks = self.mark("".join(words))
         parts = []
         begin = 0

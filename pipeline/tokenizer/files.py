@@ -92,7 +92,7 @@ def build_wordpiece(
 
 
 def longest_word(config: PipelineConfig) -> int:
-    """Return how many characters a word may have. The tokenizer of a vocab.txt gives [UNK] for a longer word.
+    """Return how many characters a word may have. The tokenizer of a vocab.txt makes a longer word [UNK].
 
     The number is 100, like in the `tokenizers` library. It is 500 for vocabularies that this config trains for
     languages without spaces.
@@ -124,8 +124,8 @@ def add_composition(backend: Tokenizer) -> None:
     """Add NFC (composition of characters) to the normalizer of `backend`, unless the normalizer already makes composed
     and decomposed text equal.
 
-    The pipeline's text is always in NFC, so the ids of a data set do not change. But the model may later meet text that
-    is not in NFC.
+    The pipeline's text is always in NFC, so the token ids of a data set do not change. But the model may later meet
+    text that is not in NFC.
     """
     normalizer = backend.normalizer
     if normalizer is not None and all(

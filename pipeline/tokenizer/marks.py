@@ -26,8 +26,8 @@ _BEYOND_BASIC = (0x10000, 0x1E960)
 
 
 class MarkCount(NamedTuple):
-    """Three counts of a text, each of them by script. `found` counts the marks, `lost` counts the marks that the
-    normalizer removes, and `letters` counts all letters and marks."""
+    """Three counts of the marks (such as vowel signs) of a text, each of them by script. `found` counts the marks,
+    `lost` counts the marks that the normalizer removes, and `letters` counts letters and marks together."""
 
     found: Counter[str]
     lost: Counter[str]
@@ -35,12 +35,12 @@ class MarkCount(NamedTuple):
 
 
 class LostMarks:
-    """Counts the marks of a text that a normalizer removes. `scripts` lists the scripts that lose marks. If it is
-    empty, counting costs nothing."""
+    """Counts the marks (such as vowel signs) of a text that a tokenizer's normalizer removes. `scripts` lists the
+    scripts that lose marks. If it is empty, counting costs nothing."""
 
     def __init__(self, normalizer: Any | None) -> None:
-        """Find the marks that a normalizer of the `tokenizers` library removes, by trying it on every letter with a
-        mark (20 ms)."""
+        """Find the marks (such as vowel signs) that `normalizer` removes, by trying it on every letter with a mark (20
+        ms). `normalizer` is an object of the `tokenizers` library."""
         marked = letters_with_marks()
         self._lost: dict[str, int] = {}
         """How many marks are lost of each letter that loses marks."""
@@ -61,10 +61,16 @@ class LostMarks:
         self._scripts = {letter: script for letter, script in letters_by_script().items() if script in self.scripts}
         self._marks = {letter: marked[letter].total() for letter in self._scripts if letter in marked}
 
+    def may_lose(self, text: str) -> bool:
+        """Return whether `text` has a letter of a script that loses marks. If not, `count` returns None for every part
+        of `text`."""
+        return not text.isascii() and not self._scripts.keys().isdisjoint(text)
+
     def count(self, text: str) -> MarkCount | None:
-        """Return how many marks `text` has, and how many of its marks the normalizer removes. `text` is not normalized
-        yet. Only scripts that lose marks are counted. Return None if `text` has no letter of such a script."""
-        if not self._scripts or text.isascii():
+        """Return how many marks (such as vowel signs) `text` has, and how many of its marks the normalizer removes.
+        `text` is not normalized yet. Only scripts that lose marks are counted. Return None if `text` has no letter of a
+        script that loses marks."""
+        if not self.may_lose(text):
             return None
         counts = MarkCount(Counter(), Counter(), Counter())
         for letter, number in Counter(text).items():
@@ -74,13 +80,14 @@ class LostMarks:
             counts.found[script] += number * self._marks.get(letter, 0)
             counts.lost[script] += number * self._lost.get(letter, 0)
             counts.letters[script] += number
-        return counts if counts.letters else None
+        return counts
 
 
 @cache
 def letters_with_marks() -> dict[str, Counter[str]]:
-    """Return a dict with every character that has marks once it is decomposed (NFD). The value counts these marks by
-    script. Only marks that are letters count, such as the vowel signs of Devanagari."""
+    """Return a dict with a key for every character that contains marks, which its decomposition (NFD) shows. The value
+    counts the character's marks by script. Marks that are mere accents do not count, but those that change a letter do,
+    such as the vowel signs of Devanagari."""
     found = {}
     for letter in _every_letter():
         if unicodedata.decomposition(letter) or unicodedata.category(letter) in _MARKS:
@@ -92,8 +99,9 @@ def letters_with_marks() -> dict[str, Counter[str]]:
 
 @cache
 def letters_by_script() -> dict[str, str]:
-    """Return a dict from each letter or mark to its script, for all scripts whose marks are letters. A script is named
-    by the first word of its letters' Unicode names; all kana is KANA."""
+    """Return a dict from each letter or mark to its script. It has all scripts in which marks change a letter, such as
+    Devanagari with its vowel signs. A script is named by the first word of its letters' Unicode names; all kana is
+    KANA."""
     scripts = {script for found in letters_with_marks().values() for script in found}
     named = {}
     for letter in _every_letter():
@@ -112,8 +120,8 @@ def _every_letter() -> Iterator[str]:
 
 
 def _find_marks(text: str) -> Counter[str]:
-    """Decompose a text (NFD), and return how many marks it then has, by script. Only marks that are letters count, such
-    as the vowel signs of Devanagari."""
+    """Decompose a text (NFD), and return how many marks it then has, by script. Marks that are mere accents do not
+    count, but those that change a letter do, such as the vowel signs of Devanagari."""
     scripts = (_script_of(mark) for mark in unicodedata.normalize("NFD", text))
     return Counter(script for script in scripts if script is not None)
 

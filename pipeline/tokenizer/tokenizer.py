@@ -45,7 +45,7 @@ RARE_LETTERS = "\u16a0\u2d4d\u13a0\ua999"
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """The ids of the five special tokens."""
+    """The token ids of the five special tokens."""
 
     pad: int
     unk: int
@@ -58,10 +58,10 @@ class SpecialIds:
 class TokenizedDocument:
     """A document as token ids, without sentences that have no tokens.
 
-    `ids` are uint16, or int32 if the vocabulary has more than 65,536 entries. `word_starts` (bool) is true for the
-    first token of each word of the pre-tokenizer. `sentence_lengths` (int32) are positive token counts. `source` is an
-    index into PipelineConfig.source_names.
-    Invariant: ids.size == word_starts.size == sentence_lengths.sum().
+    `ids` are token ids: uint16, or int32 if the vocabulary has more than 65,536 entries. `word_starts` (bool) is true
+    for the first token of each word. `sentence_lengths` (int32) says how many tokens each sentence has, at least 1.
+    `source` is an index into PipelineConfig.source_names, the distinct names of the sources. Invariant: ids.size ==
+    word_starts.size == sentence_lengths.sum().
     """
 
     id: bytes
@@ -72,8 +72,8 @@ class TokenizedDocument:
 
 
 class WordTokenizer:
-    """A tokenizer that also finds where words start. It treats "[MASK]" in a document as text, not as the special
-    token."""
+    """A tokenizer that also finds where words start, so that whole words can be masked. It treats "[MASK]" in a
+    document as text, not as the special token."""
 
     def __init__(self, backend: Tokenizer, *, origin: str) -> None:
         """Wrap a Tokenizer of the `tokenizers` library. Raises ValueError if the ids have gaps, if a special token is
@@ -123,9 +123,9 @@ class WordTokenizer:
     ) -> WordTokenizer:
         """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
-        The keywords say how text is treated with a vocab.txt (see build_wordpiece). They are ignored for a
-        tokenizer.json, which has these settings itself. Raises ValueError, which names the file and what is wrong with
-        the file.
+        The keywords say how text is treated, because a vocab.txt does not say it (see build_wordpiece). They are
+        ignored for a tokenizer.json, which has these settings itself. Raises ValueError, which names the file and says
+        what is wrong with it.
         """
         origin = str(path)
         if origin.endswith(".json"):
@@ -146,15 +146,15 @@ class WordTokenizer:
         added special tokens. Special tokens that occur in the text are treated like ordinary text (the library's
         setting encode_special_tokens).
 
-        For the options see tokenize_and_count.
+        `language` and `dictionary` are explained at tokenize_and_count.
         """
         return self.tokenize_and_count(document, language=language, dictionary=dictionary)[0]
 
     def tokenize_and_count(
         self, document: Document, *, language: str = "", dictionary: bool = False
     ) -> tuple[TokenizedDocument, TextLoss]:
-        """Return the document as `tokenize` does, and counts of the text that is lost, for example because it becomes
-        [UNK].
+        """Return the document as `tokenize` does, and counts of the text that the model will not see, for example
+        because it becomes [UNK].
 
         `language` is a code such as tr. If the tokenizer lower-cases, and the language has a dotless i, as Turkish
         does, I becomes a dotless i. With `dictionary`, a dictionary of the language finds where words start in scripts
@@ -186,8 +186,8 @@ class WordTokenizer:
 
 
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
-    """Raise ValueError naming `origin` if the tokenizer fails on text outside its vocabulary. WordLevel and Unigram
-    models without [UNK] fail on such text."""
+    """Raise ValueError naming `origin` (the tokenizer's file) if the tokenizer fails on text outside its vocabulary, as
+    WordLevel and Unigram models without [UNK] do."""
     try:
         backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception

@@ -1,8 +1,9 @@
 """The Beam graph that counts words and keeps the most frequent ones.
 
 A worker counts the words of a group of splits (ranges of input files) at a time, because counting a thousand small
-files one by one takes twice as long. Words are divided into parts by hash. For each part, the worker writes a run
-(sorted counts). Then the runs of each part are merged.
+files one by one takes twice as long. A hash of a word decides to which of a few parts it belongs, so that several
+workers can add up the counts, each for its own parts. For each part, a worker that counts writes a run (sorted counts).
+Then the runs of each part are merged.
 
 Only file names and positions in files cross the shuffle. A worker needs memory for a WordCounter and for the words that
 are kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
@@ -95,9 +96,9 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits (ranges of input files). Words are divided into parts by hash.
-    The step yields a list with a run for each part that has words. A run is a file range with the sorted counts of the
-    part."""
+    """Beam step: counts the words of a group of splits (ranges of input files). A hash of a word decides to which part
+    it belongs, so that each part can be added up separately. The step yields a list with a run (a file range with
+    sorted counts) for each part that has words."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[list[Run]]:
         with report_failure(self.context.exchange):
@@ -105,10 +106,10 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted files of word counts) of one part (a share of all words, chosen by hash).
+    """Beam step: merges the runs (sorted files of word counts) of one part (some of the words, chosen by hash).
 
-    Yields a list with the path of one new file, which has the most frequent words of the part. If the part has no
-    words, yields nothing.
+    Yields a list with the path of one new file, which has the most frequent words of the part and their counts. If the
+    part has no words, yields nothing.
     """
 
     def process(self, part: int, runs: list[list[Run]]) -> Iterator[list[str]]:
@@ -119,8 +120,9 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Beam step: joins the files of MergeRuns, which have the most frequent words of each part, into the file
-    WORDS_NAME. Because Beam steps cannot return values to the main process, the main process reads this file."""
+    """Beam step: chooses the most frequent of all words from the files of MergeRuns, and writes them with their counts
+    to the file WORDS_NAME. Because Beam steps cannot return values to the main process, the main process reads this
+    file."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):

@@ -1,5 +1,5 @@
-"""Refuses vocabularies that would turn different words into one word, because their normalizer removes marks that are
-letters."""
+"""Refuses vocabularies that would turn different words into one word. They do so if their normalizer removes vowel
+signs, tones or other marks that change a letter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_LOST = 0.01
 _MENTIONED = 0.001
 """At most this share of a source's characters may be in a script that loses marks: words that the text mentions. In
 English and Italian Wikipedia 0.006% of the characters are Arabic, and fewer are of any other such script."""
-_MANY_LETTERS, _SAMPLE_CHARACTERS, _SAMPLE_SPLITS = 0.05, 200_000, 8
+_MANY_LETTERS, _SAMPLE_CHARACTERS, _SAMPLE_SPLITS = 0.05, 200_000, 4
 """Before a source is read, a sample of about _SAMPLE_CHARACTERS is taken from the beginnings of at most _SAMPLE_SPLITS
 splits. The source is refused if more than the share _MANY_LETTERS of the sample is in a script that loses marks."""
 _NAMED = {"ARABIC": "hamza and madda", "KANA": "the marks of voiced sounds"}
@@ -36,7 +36,8 @@ def has_dotted_i(config: PipelineConfig) -> bool:
 
 
 def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | None, splits: Sequence[Split]) -> None:
-    """Raise ConfigError if the normalizer removes over 1% of the marks of a script in which a source is written.
+    """Raise ConfigError if the tokenizer's normalizer removes over 1% of the marks (such as vowel signs) of a script in
+    which a source is written.
 
     `tokenizer` has the given vocabulary; it is None if a vocabulary will be trained. The source's language tells the
     script. Because a source may have text in other scripts, the beginnings of some of `splits` are read too. Nothing is
@@ -68,8 +69,8 @@ def refuse_lost_letters(config: PipelineConfig, *, tokenizer: WordTokenizer | No
 
 
 def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
-    """Raise ValueError if a source lost over 1% of the marks of a script in which it is written. `read` has the counts
-    of what was read.
+    """Raise ValueError if the tokenizer removed over 1% of a source's marks (such as vowel signs) in a script in which
+    the source is written. `read` has the counts of what was read.
 
     A source is written in a script if more than 1 in 1,000 of its characters are letters or marks of that script.
     """
@@ -83,9 +84,10 @@ def refuse_read_losses(config: PipelineConfig, *, read: ReadTally) -> None:
 
 
 def _find_lost(loss: TextLoss, *, characters: int, most: float, source: SourceConfig) -> str | None:
-    """Return the script that lost most marks, of all scripts that lost a greater share of their marks than MOST_LOST.
-    Return None if there is no such script. A script is ignored if its letters and marks are a share of at most `most`
-    of the text. `characters` is how many characters the text has."""
+    """Return the script whose marks (such as vowel signs) the tokenizer removes most often. Only scripts that lose a
+    greater share of their marks than MOST_LOST are considered. Return None if there is no such script. A script is
+    ignored if its letters and marks are a share of at most `most` of the text. `characters` is how many characters the
+    text has."""
     for script, number in loss.lost_marks.most_common():
         if script == "HEBREW" and script not in _own_scripts(source.language):
             continue
@@ -95,8 +97,8 @@ def _find_lost(loss: TextLoss, *, characters: int, most: float, source: SourceCo
 
 
 def _own_scripts(language: str) -> set[str]:
-    """Return the scripts of a language, with the names that LostMarks uses. Return no script if the language may be
-    written in Latin letters too.
+    """Return the scripts of a language, by the first words of their letters' Unicode names (such as THAI). Return no
+    script if the language may be written in Latin letters too.
 
     Hebrew script counts for Yiddish only, because only in Yiddish are the points letters.
     """

@@ -28,8 +28,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subwords:
-    """A trained vocabulary. `tokens` are in the order of ids, and begin with the special and unused tokens (LAYOUT).
-    `merges` are the merged pairs, in order."""
+    """A trained vocabulary. `tokens` are in the order of their ids, and begin with the special and unused tokens
+    (LAYOUT). `merges` are the merged pairs, in order."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
@@ -105,8 +105,9 @@ def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[lis
 
     The rarest characters, and the words that contain one of them, are left out. These characters make up at most 1 in
     100,000 of the text, or 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet
-    always has every byte. JOINT at a side of a word says that the text goes on there without a space. In WordPiece the
-    first character of such a word has ## too, and in BPE the last character has no end-of-word mark.
+    always has every byte. The character JOINT at a side of a word says that the text goes on there without a space. If
+    JOINT stands before a word, its first character has ## too (WordPiece). If JOINT stands after a word, its last
+    character has no end-of-word mark (BPE).
     """
     spelled_words = sorted(word for word, count in word_counts.items() if word.strip(JOINT) and count > 0)
     counts = np.array([word_counts[word] for word in spelled_words], np.int64)

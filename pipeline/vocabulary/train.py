@@ -195,8 +195,8 @@ def count_sources(
 
 
 def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
-    """Return (mean number of tokens per word, share of words that contain [UNK]). `word_counts` has normalized words
-    and how often each occurs."""
+    """Return (mean number of tokens per word, share of words that contain [UNK]). `word_counts` maps each word, as the
+    normalizer returns it, to the number of its occurrences."""
     total = pieces = unknown = 0
     unk = backend.token_to_id("[UNK]")
     for word, count in word_counts.items():
@@ -208,8 +208,8 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
 
 
 def check_name(path: Path, *, settings: VocabularyConfig) -> None:
-    """Raise ConfigError if the file name in `path` does not fit the algorithm in `settings`: BPE needs .json, and
-    WordPiece needs .txt or .json."""
+    """Raise ConfigError if the suffix of `path`, the vocabulary's file, does not fit the algorithm in `settings`: BPE
+    needs .json, and WordPiece needs .txt or .json."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":
@@ -220,7 +220,8 @@ def check_name(path: Path, *, settings: VocabularyConfig) -> None:
 
 
 def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
-    """Return the tokenizer of the vocabulary at vocabulary.path, or None if a vocabulary must be trained."""
+    """Return the tokenizer of the vocabulary file vocabulary.path. Return None if a vocabulary must be trained instead:
+    the setting is empty, or vocabulary.train is true and there is no such file."""
     settings = config.vocabulary
     if settings.path is None or (settings.train and not storage.exists(settings.path)):
         return None
@@ -243,7 +244,8 @@ def open_vocabulary(config: PipelineConfig, path: str | Path) -> WordTokenizer:
 
 
 def check_dictionary(config: PipelineConfig) -> None:
-    """Raise ConfigError if words must be found by a dictionary, but the library for it is absent."""
+    """Raise ConfigError if dictionary_words names a language, but icu4py is not installed. The dictionaries of icu4py
+    find words in scripts without spaces."""
     if config.dictionary_words and not has_library():
         raise ConfigError(
             f"dictionary_words={list(config.dictionary_words)} needs the package icu4py, which is not installed: "

@@ -1,8 +1,9 @@
 """Counts the words of a corpus exactly, in bounded memory.
 
-Words are counted in a dict of bounded size. When the dict is full, it is written to a file as sorted runs, one for each
-part (words are divided into parts by hash). Merging the runs of a part adds up its counts, independently of other
-parts. So the counts are the same for any number of workers, order of documents and size of the dict.
+Words are counted in a dict of bounded size. A hash of a word decides to which of NUM_PARTS parts it belongs, so that
+each part can be added up separately. When the dict is full, its counts are written to a file as sorted lists, one for
+each part (runs). Merging all runs of a part gives the counts of the part's words. The counts are the same for any
+number of workers, order of documents and size of the dict.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ Entry = tuple[bytes, int]
 
 class Run(NamedTuple):
     """A range of a file with sorted word counts, one word per line: the word, a tab and the count. The range begins at
-    byte `start` and ends before byte `stop`. All words are divided into numbered parts by hash. `part` is the number of
-    the part that the run's words belong to."""
+    byte `start` and ends before byte `stop`. A hash of a word decides to which of NUM_PARTS parts it belongs, so that
+    each part can be added up separately. All words of the run belong to part number `part`."""
 
     path: str
     start: int
@@ -73,8 +74,8 @@ class WordCounter:
         joint: JointSide = "none",
         max_entries: int = _MAX_ENTRIES,
     ) -> None:
-        """`joint` says at which side of a word JOINT is put if the text goes on there without a space: "before" the
-        word, "after" it, or at neither side ("none")."""
+        """JOINT is a character that marks a word if the text goes on there without a space. `joint` says where it is
+        put: "before" the word, "after" it, or nowhere ("none")."""
         self._joint = joint
         self._normalizer, self._splitter = normalizer, splitter
         self._folder, self._name, self._max_entries = str(folder), name, max_entries
@@ -93,10 +94,10 @@ class WordCounter:
             remove_files(self._files)
 
     def add(self, sentences: Iterable[str], *, dictionary: str = "") -> None:
-        """Count the words of sentences. A space always ends a word, with any pre-tokenizer.
+        """Count the words of sentences. A space always ends a word, even if the pre-tokenizer would go on.
 
-        `dictionary` is the language of a dictionary that finds words in scripts without spaces. If it is "", no
-        dictionary is used.
+        `dictionary` is a language, such as th, whose ICU dictionary finds words in scripts without spaces. If it is "",
+        no dictionary is used.
         """
         chunks = self._chunks.setdefault(dictionary, Counter())
         for sentence in sentences:
@@ -126,9 +127,9 @@ class WordCounter:
         self._chunks.clear()
 
     def _cutter(self, language: str) -> Callable[[list[str]], list[str]]:
-        """Return a function that cuts words where a dictionary of `language` finds the start of another word. In the
-        text, the words that the function gets follow each other without a space. If `language` is empty, the function
-        changes nothing."""
+        """Return a function that cuts words where ICU's dictionary of `language` finds the start of another word. In
+        the text, the words that the function gets follow each other without a space. If `language` is empty, the
+        function changes nothing."""
         if not language:
             return lambda words: words
         dictionary = self._dictionaries.setdefault(language, Dictionary(language))
@@ -165,8 +166,9 @@ class WordCounter:
 
 
 def _cut_bytes(words: list[str], *, dictionary: Dictionary) -> list[str]:
-    """Cut words where a dictionary finds the start of another word, and return the pieces. Words and pieces are spelled
-    in bytes, like in byte-level BPE. A space in front of a word stays with the word's first piece."""
+    """Cut words where ICU's dictionary of a language finds the start of another word, and return the pieces. Words and
+    pieces are spelled in bytes, like in byte-level BPE. A space in front of a word stays with the word's first
+    piece."""
     cut: list[str] = []
     for word, parts in zip(words, dictionary.cut([_FROM_BYTES.decode([word]) for word in words]), strict=True):
         if parts[0] == " " and len(parts) > 1:
@@ -194,7 +196,8 @@ def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) ->
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
     """Write the `limit` most frequent words of several files to a new file in `folder`, and return the new file's path.
 
-    write_most_common made the files at `paths`. No word may be in two of these files.
+    The files at `paths` were written by write_most_common. No word may be in two of them, because the counts are not
+    added up.
     """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")

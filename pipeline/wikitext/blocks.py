@@ -204,8 +204,8 @@ def _is_prose(line: str, *, alone: bool) -> bool:
 
 
 def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines after the first line that may end a table. Such a line is blank, or has nothing but marks of
-    missing templates. Return [] if no line may end a table."""
+    """Return the lines after the end of a table whose end is not marked. The first line that is blank, or has nothing
+    but marks of missing templates, is taken for the table's end. Return [] if there is no such line."""
     for number, line in enumerate(lines):
         if _ONLY_MARKS.fullmatch(line):
             return lines[number + 1 :]
@@ -214,7 +214,7 @@ def rest_after_rows(lines: Sequence[str]) -> Sequence[str]:
 
 def rest_of_table(content: str) -> str:
     """Return the text that follows a table without a closing |}. `content` is everything after the table's start. The
-    text begins where the last row ends, or at the next heading if the heading comes first."""
+    returned text begins where the last row ends, or at the next heading if the heading comes first."""
     lines = content.split("\n")
     end = next((number for number, line in enumerate(lines) if _HEADING.fullmatch(line)), len(lines))
     rows = [number for number, line in enumerate(lines[:end]) if _ROW.match(line)]

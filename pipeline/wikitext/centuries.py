@@ -1,6 +1,7 @@
 """Renders centuries and ordinals: the French {{s2|XVI|XVII}} and {{Ier}}, the Spanish {{siglo|XIX||s}}. Pure.
 
-A renderer returns None if it does not understand the arguments.
+A renderer (a function that turns a template's arguments into text) returns None if it does not understand the
+arguments.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def ordinal_template(head: str) -> str | None:
 
 
 def french_century(noun: str, after: str = "") -> Renderer:
-    """Return a renderer of one or two centuries, such as "XIXe siecle" and "IIIe et IXe siecles". `noun` is the word
-    for century (with its accent), and `after` follows it. The renderer expects numbers, each with or without its
-    ending, and the words between the numbers."""
+    """Return a renderer (a function that turns a template's arguments into text) for one or two centuries, such as
+    "XIXe siecle" and "IIIe et IXe siecles". `noun` is the word for century (with its accent), and `after` follows it.
+    The renderer expects numbers, each with or without its ending, and the words between the numbers."""
 
     def render(arguments: Arguments) -> str | None:
         shown: list[str] = []
@@ -63,8 +64,8 @@ def spanish_century(arguments: Arguments) -> str | None:
 
 
 def century(noun: str) -> Renderer:
-    """Return a renderer of one century. It shows `noun` and then the century's number: "segle XIX". For two centuries
-    the renderer returns None."""
+    """Return a renderer (a function that turns a template's arguments into text) for one century. The text is `noun`
+    and then the century's number: "segle XIX". For two centuries the renderer returns None."""
 
     def render(arguments: Arguments) -> str | None:
         numbers = [value for value in arguments.filled() if _ROMAN.fullmatch(value)]

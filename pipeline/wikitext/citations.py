@@ -1,7 +1,8 @@
 """Renders templates of citations, doubted text and sounds, such as {{harvtxt|Boole|1854}} and {{cn|text}}. Pure.
 
 A template that marks text as doubtful contains this text in most wikis. In the English Wikipedia, such a template
-follows the text. A renderer returns "" if the template shows nothing, or None if it does not understand the arguments.
+follows the text. A renderer (a function that turns a template's arguments into text) returns "" if the template shows
+nothing, or None if it does not understand the arguments.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def cited_work(arguments: Arguments) -> str | None:
 
 
 def verse(separator: str) -> Renderer:
-    """Return a renderer of a verse that is given as book, chapter and verse: "Mt 5,3" with the separator ","."""
+    """Return a renderer (a function that turns a template's arguments into text) for a verse that is given as book,
+    chapter and verse. With the separator "," the text is "Mt 5,3"."""
 
     def render(arguments: Arguments) -> str | None:
         filled = arguments.filled()
@@ -159,8 +161,9 @@ def _parts_of_verse(arguments: Arguments) -> tuple[str, ...]:
 
 
 def sound(position: int) -> Renderer:
-    """Return a renderer of a sound, which shows the sound's label (argument `position`). It shows nothing if there is
-    no label, or if the label only says "listen", because such a label is a button."""
+    """Return a renderer (a function that turns a template's arguments into text) for a sound. The text is the sound's
+    label (argument `position`). It is "" if there is no label, or if the label only says "listen", because such a label
+    is a button."""
 
     def render(arguments: Arguments) -> str | None:
         label = arguments.at(position)

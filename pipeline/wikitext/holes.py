@@ -46,8 +46,8 @@ _PRONUNCIATION = words(
 
 
 def hole_number(mark: str) -> int:
-    """Return the number that is written in a mark (MARK). The mark stands for a missing template, and the number is the
-    template's index in `TemplatePage.holes`."""
+    """Return the number that is written in the mark of a missing template. It is the index of the template's name in
+    `TemplatePage.holes`."""
     return int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in mark[1:]), 16)
 
 
@@ -89,15 +89,15 @@ class _Parenthesis:
             self.items[-1].append(text)
 
     def take(self, inner: _Parenthesis, text: str) -> None:
-        """Add `text`, the text of the parenthesis `inner`, to this outer parenthesis. If `inner` has a mark (HOLE or
-        ASIDE), note that the outer parenthesis now has this mark too."""
+        """Add `text`, the text of the parenthesis `inner`, to this outer parenthesis. If `inner` has a HOLE or an ASIDE
+        (characters that stand for missing text), note that the outer parenthesis now has it too."""
         self.add(text)
         self.asides[-1] |= any(inner.asides)
         self.has_hole |= inner.has_hole
 
     def ends_with_letter(self) -> bool:
-        """Return whether the text so far ends with a letter or digit. Letters of the scripts from Thai to Korean do not
-        count, because these scripts need no space before a parenthesis."""
+        """Return whether the text of this parenthesis so far ends with a letter or digit. Letters of the scripts from
+        Thai to Korean do not count, because these scripts need no space before a parenthesis."""
         last = self.items[-1][-1][-1] if self.items[-1] else ""
         return last.isalnum() and last < "\u0e00"
 

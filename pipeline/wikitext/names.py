@@ -1,8 +1,8 @@
 """Names in a Wikipedia's markup: namespaces and redirect words of every language, and interwiki prefixes.
 
 names.tsv has the known names, from MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026. A
-line has a language, a namespace number or `redirect`, and case-folded names joined by `|`. These names are used
-together with the names in a dump's own siteinfo, since some dumps carry the siteinfo of another wiki.
+line has a language, a namespace number or `redirect`, and case-folded names joined by `|`. A dump begins with its own
+list of names (siteinfo). Both are used together, because some dumps carry the siteinfo of another wiki.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the set of words in a text."""
+    """Return the set of words, separated by white space, in a text."""
     return frozenset(text.split())
 
 
@@ -81,8 +81,8 @@ def fold_name(name: str) -> str:
 
 
 def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None = None) -> WikiNames:
-    """Return the namespaces and redirect words of the given languages (an unknown language adds nothing), together with
-    the namespaces of a dump's siteinfo ({name: number}).
+    """Return the names in the markup of a wiki: the namespaces and redirect words that are known for the given
+    languages (an unknown language adds nothing), and the namespaces in `siteinfo` ({name: number}), the head of a dump.
 
     If a language and the siteinfo disagree on a namespace's number, the siteinfo counts.
     """

@@ -1,7 +1,7 @@
 """Renders numbers, measures, money and dates of inline templates, with the separators of the wiki's language. Pure.
 
-Measures are not converted: {{convert|1300|mi|km}} becomes "1,300 mi". A renderer returns None if it does not understand
-the arguments.
+Measures are not converted: {{convert|1300|mi|km}} becomes "1,300 mi". A renderer (a function that turns a template's
+arguments into text) returns None if it does not understand the arguments.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def fraction(arguments: Arguments) -> str | None:
 
 
 def money(sign: str) -> Callable[[Arguments], str]:
-    """Return a renderer that shows a sum of money after the currency's `sign`."""
+    """Return a renderer (a function that turns a template's arguments into text) for a sum of money. The currency's
+    `sign` stands before the sum."""
     return lambda arguments: sign + format_number(arguments.at(1), language=arguments.language)
 
 

@@ -93,8 +93,8 @@ def remove_raw(markup: str, *, hole: Callable[[str], str]) -> str:
 
 
 def _show(name: str, attributes: str, content: str, *, hole: Callable[[str], str]) -> str:
-    """Return the text that replaces the tag `name` and its raw `content`: the content itself for <nowiki>, or else a
-    mark for missing text, a new line, or ""."""
+    """Return the text that replaces the tag `name` and its raw `content`: the content itself for <nowiki>, and for
+    other tags a mark for missing text, a new line, or ""."""
     if name == "nowiki" or (name in ("syntaxhighlight", "source") and _SHOWN_IN_LINE.search(attributes)):
         return _MARK_OR_REFERENCE.sub(_make_inert, content) or EMPTY
     if name in _HOLES:

@@ -1,4 +1,4 @@
-"""Renderers of common inline templates. Pure. templates.tsv maps the names of templates to renderers (see tables.py).
+"""Renderers of common inline templates. Pure. The file templates.tsv maps the names of templates to renderers.
 
 A renderer turns a template's arguments into text. It returns "" if the template shows nothing, or None if it does not
 understand the arguments (the sentence is then dropped).
@@ -51,7 +51,8 @@ def nothing(arguments: Arguments) -> str | None:
 
 
 def _hole(arguments: Arguments) -> str | None:
-    """Return None, for a template whose text is not in its arguments."""
+    """Return None, for a template whose text is not in its arguments. The sentence around the template is then
+    dropped."""
     return None
 
 
@@ -88,8 +89,9 @@ def _around(before: str, after: str = "") -> Renderer:
 
 
 def _abbreviation(before: str, separator: str = "\u2013") -> Renderer:
-    """Return a renderer that shows the abbreviation `before` and then the first two arguments (a word, or one or two
-    numbers) with `separator` between them. Missing arguments are left out."""
+    """Return a renderer (a function that turns a template's arguments into text). The text is the abbreviation
+    `before`, and then the first two arguments (a word, or one or two numbers) with `separator` between them. Missing
+    arguments are left out."""
     return lambda arguments: (before + separator.join(arguments.filled()[:2])).rstrip()
 
 
@@ -104,8 +106,8 @@ def _interlanguage(arguments: Arguments) -> str | None:
 
 
 def _linked_label(position: int) -> Renderer:
-    """Return a renderer of a link to another wiki. It shows the label (argument `position`), or else the target
-    (argument 1)."""
+    """Return a renderer (a function that turns a template's arguments into text) for a link to another wiki. The text
+    is the label (argument `position`), or else the link's target (argument 1)."""
     return lambda arguments: arguments.at(position) or arguments.at(1) or None
 
 
@@ -297,6 +299,6 @@ _MADE: dict[str, Callable[..., Renderer]] = {
 
 
 def make_renderer(kind: str, *parameters: str | int) -> Renderer:
-    """Return a renderer. `kind` is the renderer's name in templates.tsv, and `parameters` are the values that stand
-    there after the name."""
+    """Return a renderer (a function that turns a template's arguments into text). `kind` is the renderer's name in
+    templates.tsv, and `parameters` are the values that stand there after the name."""
     return _MADE[kind](*parameters) if kind in _MADE else _PLAIN[kind]

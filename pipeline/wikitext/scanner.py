@@ -93,8 +93,8 @@ _TEMPLATE_LEFT_OUT = "unrendered_template"  # removed with its parenthesis, as a
 
 @dataclass(frozen=True)
 class PlainText:
-    """Text with one paragraph per line. A hole (a mark) replaces each template that could not be rendered, and `holes`
-    names these templates."""
+    """Text with one paragraph per line. A hole (a mark for missing text) stands in the place of each template that
+    could not be rendered, and `holes` has the names of these templates."""
 
     text: str
     holes: tuple[str, ...]
@@ -102,8 +102,8 @@ class PlainText:
     """What `lists` and `tail_sections` left out of the text, and the missing templates that left no hole."""
 
     def hole_in(self, sentence: str) -> str | None:
-        """Return the name of the first missing template in a sentence of this text, or None if the sentence is
-        complete."""
+        """Return the name of the first template that is missing in a sentence of this text because it could not be
+        rendered. Return None if the sentence is complete."""
         found = MARK.search(sentence)
         if found is None:
             return None
@@ -127,8 +127,9 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
-    starts, and `parts` is the content that was read so far, with inner brackets resolved. `own` is an index into
-    `parts`: from there on, the parts come after an unclosed inner table, and are not searched for its rows again."""
+    starts, and `parts` is the content that was read so far, with inner brackets resolved. If a table in the bracket was
+    never closed, its end was guessed, and `own` is the index in `parts` from which on the guess is not made again.
+    Otherwise `own` is None."""
 
     __slots__ = ("kind", "own", "parts", "start")
 

@@ -101,8 +101,8 @@ def is_whole_sentence(line: str, *, language: str) -> bool:
 
 
 def _is_long(line: str, *, language: str) -> bool:
-    """Return whether a line is at least as long as a short sentence. The length is counted in words, or in
-    characters if the script has no spaces."""
+    """Return whether a line is long enough for a short sentence. The length is counted in words, or in characters if
+    the script has no spaces."""
     words = line.count(" ") + 1
     return words >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * words
 

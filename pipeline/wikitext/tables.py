@@ -1,10 +1,11 @@
 """Looks up, by name and wiki, what a template shows. A name can mean different things: {{s|XIX}} is a century in French
 and a stub in Italian.
 
-Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them. The
-wiki `*` stands for all wikis, because names are copied from the English Wikipedia to most others. If several lines have
-a name, a wiki's own line counts first, then a line of the wiki that it copies from (_COPIES), then a line with `*`. The
-patterns in this file match whole families of names (infobox ..., ... needed).
+Each line of templates.tsv gives names of templates, the wikis in which they are used, and the renderer for them (a
+function that turns a template's arguments into text). The wiki `*` stands for all wikis, because names are copied from
+the English Wikipedia to most others. If several lines have the same name, a line for the page's wiki counts first. Next
+counts a line for the wiki from which the page's wiki copies templates (_COPIES), and last a line with `*`. The patterns
+in this module match whole families of names (infobox ..., ... needed).
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def wikis_of(language: str) -> tuple[str, ...]:
 
 
 def find_renderer(name: str, *, language: str) -> Renderer | None:
-    """Return the renderer of the template `name` (case-folded by fold_name) in the wiki in `language`, or None if the
-    template is unknown."""
+    """Return the renderer (a function that turns arguments into text) of the template `name` in the wiki in `language`,
+    or None if the template is unknown. `name` is case-folded, as fold_name returns it."""
     renderer = _renderers(language).get(name)
     if renderer is not None:
         return renderer
@@ -80,8 +81,8 @@ def find_renderer(name: str, *, language: str) -> Renderer | None:
 
 
 def is_listed(name: str, *, language: str) -> bool:
-    """Return whether templates.tsv has a line for the template `name` (case-folded by fold_name) in the wiki of
-    `language`. Patterns of names, which find_renderer tries too, do not count."""
+    """Return whether templates.tsv has a line for the template `name` in the wiki of `language`. `name` is case-folded,
+    as fold_name returns it. A name that only matches a pattern of names in this module is not listed."""
     return name in _renderers(language)
 
 
@@ -99,7 +100,8 @@ def _renderers(language: str) -> dict[str, Renderer]:
 
 @cache
 def read_table() -> list[tuple[frozenset[str], tuple[str, ...], Renderer]]:
-    """Return the lines of templates.tsv. A line is (wikis, names of templates in the form of fold_name, renderer)."""
+    """Return the lines of templates.tsv. A line is (wikis, names of templates as fold_name returns them, renderer). The
+    renderer is a function that turns the arguments of such a template into text."""
     lines = []
     for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
         if not line.startswith("# "):

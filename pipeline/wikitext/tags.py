@@ -70,7 +70,7 @@ def lower_digits(text: str) -> str:
 
 def resolve_tags(markup: str) -> str:
     """Return the markup without the tags of HTML. Their content is kept, except that of tables, scripts and a few
-    others. A BREAK (a new line) replaces the tags that end a line.
+    others. The mark BREAK, which stands for a new line, replaces the tags that end a line.
 
     Comments and the tags with raw content must be removed first, by `remove_raw`.
     """

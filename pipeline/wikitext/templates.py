@@ -1,7 +1,7 @@
 """Renders templates inside sentences as a reader sees them. Pure.
 
 `render_template` returns the text, "" for a template that leaves no gap (footnotes, coordinates, notices), or None for
-an unknown template. renderers.py has the renderers by name. Templates inside arguments are already resolved.
+an unknown template. Templates inside the arguments must be rendered before.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _COUNTING = ("number", "pages", "current", "local", "revision", "server", "site"
 
 @dataclass
 class TemplatePage:
-    """The page that is being rendered. `language` is the wiki's language. `holes` collects the names of templates that
-    could not be rendered."""
+    """The page that is being rendered. `language` is the wiki's language. `holes` collects the names of the templates
+    that could not be rendered."""
 
     title: str
     language: str
@@ -82,8 +82,8 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
 
 
 def _language_renderer(name: str, head: str, *, page: TemplatePage) -> Renderer | None:
-    """Return the renderer of a template that is named by a language, such as {{lang-de|text}}. Return None for any
-    other template."""
+    """Return the renderer (a function that turns arguments into text) of a template that is named by a language, such
+    as {{lang-de|text}}. Return None for any other template."""
     if name in language_codes() and (
         head == name or ("en" not in wikis_of(page.language) and head[1:] == name[1:])
     ):  # without a text, the template only marks a source's language; {{II}} is a number, {{DE}} a flag

@@ -2,8 +2,8 @@
 
 A commit is one atomic operation. On a file system a draft is a hidden folder that one rename turns into the checkpoint.
 An object store has no rename. There each attempt to save writes into its own folder, and the manifest of the checkpoint
-names the folder that is valid. The manifest is written last, in one request. A later attempt to save the same step
-replaces the manifest. Ranks signal each other by small files.
+names the folder that is valid. The manifest is written last, in one request. Only the manifest can be written twice: a
+later attempt to save the same step replaces it. Ranks signal each other by small files.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class Checkpoints:
     def newest_first(self, *, through: int | None = None) -> list[Location]:
         """Return the checkpoints' folders, newest first.
 
-        Checkpoints of steps after `through` are left out, unless the run has no others.
+        If `through` is given, checkpoints of later steps are left out, unless the run has no others.
         """
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))

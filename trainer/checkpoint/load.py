@@ -60,9 +60,9 @@ def find_together(run_dir: str | Path) -> Checkpoints:
 def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Load the newest undamaged checkpoint into `engine` and return its state, or None if the run has no checkpoint.
 
-    Checkpoints of steps after `through` are passed over, unless the run has no others. Collective: each rank verifies
-    its share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the checkpoint's
-    parameters are not those of the engine's model.
+    If `through` is given, checkpoints of later steps are passed over, unless the run has no others. Collective: each
+    rank verifies its share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the
+    checkpoint's parameters are not those of the engine's model.
     """
     find_damage, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
     folder = _find_valid(checkpoints, find_damage=find_damage, through=through, level=level)
@@ -138,9 +138,9 @@ def _find_valid(
 ) -> Location | None:
     """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-    Checkpoints of steps after `through` are passed over, unless the run has no others. `find_damage` returns a
-    checkpoint's damage as text, or "" if there is none. Damaged checkpoints are logged at `level`, a level of Python's
-    logging. Raises CheckpointError if all checkpoints that may be used are damaged.
+    If `through` is given, checkpoints of later steps are passed over, unless the run has no others. `find_damage`
+    returns a checkpoint's damage as text, or "" if there is none. Damaged checkpoints are logged at `level`, a level of
+    Python's logging. Raises CheckpointError if all checkpoints that may be used are damaged.
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):

@@ -1,7 +1,7 @@
 """Reads parts of a safetensors file on an object store, because safetensors' own safe_open reads only local files.
 
-The classes have those methods of safe_open that the trainer uses. A rank reads elements in the order in which they are
-stored. So each request also fetches the bytes that are needed next. Cost: READ_AHEAD_BYTES of memory for each open
+The classes have the methods of safe_open that the trainer uses. A rank reads elements in the order in which they are
+stored. So each request also fetches the bytes that the rank needs next. Cost: READ_AHEAD_BYTES of memory for each open
 file, or less if all files together would take more than BUFFERED_BYTES.
 """
 

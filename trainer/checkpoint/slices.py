@@ -29,7 +29,8 @@ _GENERATOR = "generator/"
 
 
 def part_name(rank: int, *, world_size: int) -> str:
-    """Return the name of a rank's file of tensors in a checkpoint that `world_size` ranks write."""
+    """Return the name of the file into which a rank writes its tensors of a checkpoint that `world_size` ranks
+    write."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 

@@ -299,7 +299,8 @@ class _Save:
             logger.warning("an old checkpoint in %s cannot be removed: %s", checkpoints_folder(self.run), error)
 
     def _collect(self) -> dict[str, dict[str, Any]]:
-        """Wait until all ranks have written their files. Return {file name: manifest entry} for all these files."""
+        """Wait until all ranks have written their files. Return {file name: {"bytes": size, "sha256": hash}} for all
+        these files."""
         waiting = set(range(self.state.world_size))
         entries: dict[str, dict[str, Any]] = {}
         while True:
@@ -358,7 +359,7 @@ def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
     """Remove old checkpoints and the remains of unfinished saves from a run.
 
-    The run is now at `step`. If the run went back to `step` from a later step, checkpoints after `step` are removed
+    `step` is the run's current step. If the run has rolled back to `step`, its checkpoints of later steps are removed
     too. `keep` says which checkpoints stay. `logs` is the folder with the run's evaluations, which show the best
     checkpoints.
     """

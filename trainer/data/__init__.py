@@ -1,4 +1,7 @@
-"""Decides which rank reads which rows, reads them, and packs them into micro-batches. Imports neither torch nor Ray."""
+"""Decides which rank reads which rows, reads them, and packs them into micro-batches.
+
+Importing this package loads neither torch nor Ray. Ray is loaded only to read data with Ray Data.
+"""
 
 from trainer.data.batch_shape import LARGEST_DERIVED_MICRO_BATCH, BatchShape, derive_shape
 from trainer.data.held_out import check_held_out

@@ -65,7 +65,7 @@ class BatchShape:
 
     @property
     def fill(self) -> float:
-        """The share of a step's token places that hold tokens and not padding."""
+        """The share of the T token places of a micro-batch that are used, on average."""
         return self.tokens_mean / (self.lanes * self.micro_batch.tokens)
 
     def describe(self) -> str:
@@ -119,11 +119,11 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return how many rows begin, on average, at most n bins after the end of a row, for n = 0, 1, 2 and so on.
+        """Return the mean number of rows that begin at most n bins after the end of a row, for every n from -2 x
+        longest on.
 
-        A bin is a unit of row length. The next row begins exactly at the end of the row before it and counts too, so
-        the result for n = 0 is 1. The array begins with 2 x longest zeros, where `longest` is the length of the longest
-        row in bins. So the result for n is at index 2 x longest + n.
+        Lengths are counted in bins, and `longest` is the length of the longest row. The number for n is at index 2 x
+        longest + n. It is 0 if n is negative. It is 1 for n = 0, because the next row begins exactly where a row ends.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -134,12 +134,14 @@ class Lengths:
         return np.cumsum(begins)
 
     def tokens_for(self, pairs: float) -> int:
-        """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs on average.
+        """Return the smallest token limit with which a lane's micro-batches take `pairs` pairs each, on average over
+        many steps.
 
-        Because row lengths vary, a lane can lag, which means that it has given fewer pairs than its share. We accept a
-        mean lag of `pairs` pairs. By queueing theory (Kingman), a lane has this lag if its micro-batches have room, on
-        average, for `pairs` + `self.variation` / 2 pairs.
+        The limit leaves some room. A micro-batch of long rows takes fewer pairs, so later micro-batches must take more.
         """
+        # After a micro-batch of long rows a lane lags: it has given fewer pairs than are due. Later micro-batches must
+        # take more. By queueing theory (Kingman), if micro-batches have room for variation / 2 pairs more than `pairs`
+        # on average, the mean lag is `pairs` pairs, which is accepted.
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # `high` has room for any `pairs` pairs
         while high - low > 1:
@@ -230,8 +232,8 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
     """Return the token limit that a lane's micro-batches need to take `pairs` pairs each.
 
-    If `exact`, every micro-batch has room for that many pairs. Otherwise micro-batches take that many on average.
-    `longest` is the data set's `max_seq_length`.
+    If `exact`, every micro-batch has room for `pairs` pairs of any length. Otherwise micro-batches take `pairs` pairs
+    on average. `longest` is the data set's `max_seq_length`.
     """
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))
 

@@ -4,8 +4,8 @@ A phase is a part of a run with its own data set. A document is held out if the 
 `validation_fraction`, a setting of the build. So if two data sets contain the same text, the data set with the smaller
 fraction may train on a document that the other data set holds out. With parts of books, this can happen whatever the
 fractions are: the hash of the book's first part decides for all parts, and one of the data sets may have only later
-parts. Cost: reads the document ids of held-out rows. The ids of training rows are read only if such a document is
-possible.
+parts. Cost: reads the document ids of held-out rows. The ids of training rows are read only if the settings of the two
+data sets allow such a document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IDS = [schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID]
 def check_held_out(
     phases: Sequence[OpenPhase], *, before: Sequence[tuple[Phase, Manifest]] = (), step: int = 0
 ) -> list[str]:
-    """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
+    """Check that no phase (part of a run) holds out documents that an earlier phase trains on. Return warnings.
 
     `before` and `step` are for a run that started from a checkpoint of another run. `step` is the checkpoint's step.
     `before` lists the phases on which the other run was trained until that step, each with its data set's manifest.
@@ -51,12 +51,12 @@ def check_held_out(
 
 
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
-    """Check that `earlier` trains on no held-out document of `later`. Return a warning, or "" if there is none.
+    """Check that the phase `earlier` (a part of a run) trains on no document that the phase `later` holds out.
 
-    Raises ConfigError if `earlier` trains on a held-out document of `later`. The warning says that the check may have
-    missed documents, because the same text seems to have different document ids in the two data sets. `manifest`
-    belongs to the data set of `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it names the
-    other run in messages, for example " of resume_from's run".
+    Raises ConfigError if it does. Returns a warning if the check may have missed documents, because the same text seems
+    to have different document ids in the two data sets. Otherwise returns "". `manifest` belongs to the data set of
+    `earlier`. `run_name` is "" if `earlier` is a phase of this run. Otherwise it names the other run in messages, for
+    example " of resume_from's run".
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
@@ -102,9 +102,10 @@ def _has_groups(manifest: Manifest) -> bool:
 
 
 def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
-    """Return the document ids of a split's rows: one table per row group, with two ids for each row.
+    """Return the document ids of the train or validation rows (`split`): a table per row group, with two ids for each
+    row.
 
-    If `among` (an array of document ids) is given, rows with none of these documents are left out.
+    If `among` (an array of document ids) is given, a row stays only if one of its two documents is in `among`.
     """
     groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 

@@ -71,7 +71,7 @@ class MicroBatch:
     sources: NDArray[np.uint16]
     """[p] index of the first segment's source in the manifest's `sources`."""
     shards: NDArray[np.int32]
-    """[p] index of the row's shard (file) in its split, in the manifest's order."""
+    """[p] index of the row's shard (file) among the train or the validation shards, in the manifest's order."""
     row_groups: NDArray[np.int32]
     """[p] index of the row group in the shard."""
     rows: NDArray[np.int32]
@@ -106,7 +106,8 @@ class MicroBatch:
 
     @property
     def masked_sources(self) -> NDArray[np.uint16]:
-        """[m] source (index in the manifest's `sources`) of the pair to which each masked position belongs."""
+        """[m] source (corpus) of the pair to which each masked position belongs, as an index in the manifest's
+        `sources`."""
         pairs = np.searchsorted(self.starts, self.masked_positions, side="right") - 1
         return self.sources[pairs]
 

@@ -48,7 +48,8 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Return views of the columns of `table`, a result of `row_groups.read_slice`. Its rows are read in `epoch`."""
+        """Return views of the columns of `table`, a result of `row_groups.read_slice`. `epoch` is the epoch that reads
+        these rows."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)
@@ -128,7 +129,8 @@ class Packer:
 
 
 def join_ranges(parts: list[RowRange]) -> MicroBatch:
-    """Return one micro-batch with the rows of all `parts`, one part after another, and with masks applied.
+    """Return one micro-batch with the rows of all `parts` (ranges of rows), in the order of the list, and with masks
+    applied.
 
     The data are copied.
     """
@@ -160,9 +162,9 @@ def join_ranges(parts: list[RowRange]) -> MicroBatch:
 
 
 def _find_stop(starts: NDArray[np.integer], start: int, most: int) -> int:
-    """Return the largest stop for which rows [start, stop) have at most `most` elements in all.
+    """Return the largest `stop` for which rows [start, stop) together have at most `most` elements.
 
-    `starts[i]` is the index of the first element of row i.
+    The elements are tokens or masked positions. `starts[i]` is the index of the first element of row i.
     """
     return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
 

@@ -1,7 +1,7 @@
 """A run's phases (parts with their own data set, batch or schedule), and the phase that a checkpoint belongs to.
 
 A run without phases is one phase. Steps are counted over the whole run, but epochs and the order of the data restart
-with each phase. The state after a phase's last step still belongs to that phase. No I/O.
+with each phase. A checkpoint made after the last step of a phase still belongs to that phase. No I/O.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class OpenPhase:
-    """A phase with its data set's manifest, batch shape and plan (order of rows). No rows have been read."""
+    """A phase (part of a run) with its data set's manifest, its batch shape and its plan (order of rows).
+
+    No rows have been read.
+    """
 
     phase: Phase
     manifest: Manifest
@@ -53,7 +56,7 @@ class OpenPhase:
 
     @property
     def epochs(self) -> float:
-        """The number of times that the phase reads its data set."""
+        """The number of times, such as 3.97, that the phase (part of a run) reads its data set."""
         return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
 
     def describe(self) -> list[str]:
@@ -76,7 +79,8 @@ class OpenPhase:
     def describe_empty(self, workers: int) -> list[str]:
         """Return a list with one warning if `workers` does not divide the number of lanes, and otherwise an empty list.
 
-        The warning says how much of the workers' time is lost to empty micro-batches.
+        The warning says how much of the workers' time is lost, because some workers get an empty micro-batch in each
+        step.
         """
         lanes = self.plan.lanes
         rounded = -(-lanes // workers) * workers
@@ -90,8 +94,8 @@ class OpenPhase:
         ]
 
     def describe_place(self, phases: int) -> str:
-        """Return a line such as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`. `phases` is the number of
-        phases."""
+        """Return a line that says which part of the run this phase is, such as `phase 2 of 2: steps 900,001 to
+        1,000,000, 3.97 epochs`. `phases` is the number of phases."""
         phase = self.phase
         return (
             f"phase {phase.index + 1} of {phases}: steps {phase.first_step + 1:,} to {phase.last_step:,}, "
@@ -100,7 +104,10 @@ class OpenPhase:
 
 
 def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
-    """Return the phases of a run in order, at least one. A phase's config includes what it inherits from the run."""
+    """Return the phases of a run (parts with settings of their own) in order, at least one.
+
+    A phase's config includes what the phase inherits from the run.
+    """
     phases = config.phases or (PhaseConfig(),)
     ends = list(accumulate(config.phase_steps))
     resolved = []
@@ -116,7 +123,7 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Return each phase with its data set's manifest, its batch shape and its plan (order of rows).
+    """Return each phase (part of a run) with its data set's manifest, its batch shape and its plan (order of rows).
 
     Shape and plan are derived from the phase's settings and the manifest. Raises ConfigError if vocabularies differ, or
     PlanError if a phase's batch does not fit its data set.
@@ -137,7 +144,7 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
 
 
 def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> None:
-    """Check that all phases' data sets have the same vocabulary. Raises ConfigError if one differs."""
+    """Raise ConfigError if the data sets of `phases` (parts of a run) do not all have the same vocabulary."""
     first = manifests[0]
     for phase, manifest in zip(phases, manifests, strict=True):
         same = ("vocabulary_hash", "vocabulary_size", "special")
@@ -153,8 +160,9 @@ def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]
 def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts about all rows that the weights were trained on. Checkpoints keep these facts for the export.
 
-    The keys are "longest" (tokens of the longest row), "next_sentence" (whether rows had next-sentence labels) and
-    "vocabulary_hash". `before` has the same keys for the weights that the run started from, or is empty.
+    "longest" is the greatest `max_seq_length` of the data sets, in tokens. "next_sentence" says whether a data set had
+    next-sentence labels. "vocabulary_hash" identifies the vocabulary. `before` has the same keys, or is empty. It
+    describes the rows that the weights were trained on before this run.
     """
     manifests = [each.manifest for each in phases]
     return {
@@ -165,7 +173,7 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 
 
 def order_seed(seed: int, *, phase: int) -> int:
-    """Return the seed (63 bits) for the order of a phase's rows.
+    """Return the seed (63 bits) for the order of the rows in a phase (part of a run).
 
     The first phase has the run's seed. Each later phase has a seed of its own. So if two phases read the same data set,
     they read it in different orders.
@@ -179,9 +187,9 @@ def order_seed(seed: int, *, phase: int) -> int:
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
     """Return the position in the data at which the next step begins. `state` is where the last step ended.
 
-    If `state` is None, no step was done, and the result is the start of the first phase. If `state` is the end of a
-    phase and another phase follows, the result is the start of that next phase. Otherwise it is `state`. Raises
-    PlanError if `state` does not fit these phases.
+    If `state` is None, no step was done, and the result is the start of the first phase (part of the run). If `state`
+    is the end of a phase and another phase follows, the result is the start of that next phase. Otherwise it is
+    `state`. Raises PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()

@@ -63,8 +63,8 @@ class PlanState:
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
         """Return the state from `tree`, a dict that `to_tree` returned.
 
-        A dict from an earlier version, which had no phases, is accepted too. Unknown entries are ignored. `Plan.check`
-        refuses the states of versions that order rows differently.
+        A dict from an earlier version, which had no phases (parts of a run), is accepted too. Unknown entries are
+        ignored. `Plan.check` refuses the states of versions that order rows differently.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
@@ -88,9 +88,10 @@ class RowGroupSlices:
 
 
 class Plan:
-    """The order in which one split of a data set is read, divided into lanes (equal parts that are read side by side).
+    """The order in which the train or the validation rows of a data set are read, divided into lanes.
 
-    Raises PlanError if the settings do not fit the data set.
+    Lanes are equal parts of the rows that are read side by side. Raises PlanError if the settings do not fit the data
+    set.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class Plan:
         split: SplitName = "train",
         max_rows: int | None = None,
     ) -> None:
-        """Make the plan of one split. `pairs` is the mean number of pairs per step, over all lanes.
+        """Make the plan of the train or validation rows (`split`). `pairs` is the mean number of pairs per step, over
+        all lanes.
 
         If `pairs` is None, micro-batches hold as many pairs as fit, and there is only one epoch. With `max_rows`, an
         epoch has only the first `max_rows` rows of its order.
@@ -136,7 +138,10 @@ class Plan:
         ).hexdigest()
 
     def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
-        """Return the state at the start of the phase `phase`. Before this phase, the run has done `step` steps."""
+        """Return the state at the start of the phase (part of a run) with index `phase`.
+
+        Before this phase, the run has done `step` steps.
+        """
         return PlanState(plan_hash=self.hash, step=step, epoch=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
@@ -154,7 +159,7 @@ class Plan:
         return epoch % self.mask_sets
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G]: how many rows each of the G lanes takes in all epochs before `epoch` together."""
+        """Return [G]: how many rows each of the G lanes takes in total, in all epochs before `epoch`."""
         return self._divide_among_lanes(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
@@ -162,9 +167,9 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G]: how many pairs each of the G lanes should put into its first `rounds` micro-batches together.
+        """Return [G]: how many pairs each of the G lanes should put into its first `rounds` micro-batches in total.
 
-        The sum of these numbers is the plan's pairs per step times `rounds`, rounded down.
+        The G numbers add up to the plan's pairs per step times `rounds`, rounded down.
         """
         assert self.pairs is not None
         return self._divide_among_lanes(math.floor(rounds * self.pairs))
@@ -172,8 +177,9 @@ class Plan:
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
-        Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. One reader serves all lanes. So the slices are
-        sorted by the time at which a lane needs them, assuming that all lanes take rows equally fast.
+        Lane `lanes[i]` has already taken `cursors[i]` rows of the epoch. Because one reader reads the slices of all
+        lanes one after another, they are sorted by the time of use: a slice comes earlier if its lane has fewer rows to
+        take before it.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -206,7 +212,7 @@ class Plan:
         return self._orders[epoch]
 
     def _divide_among_lanes(self, count: int) -> NDArray[np.int64]:
-        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one.
+        """Divide `count` rows or pairs among the G lanes. Return the shares, [G], which differ by at most one.
 
         A larger `count` makes no lane's share smaller.
         """

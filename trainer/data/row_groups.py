@@ -1,8 +1,8 @@
 """Reads row groups: decodes them, permutes their rows, takes a slice, and picks one mask set for each row.
 
-A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch, without Python objects per
-row: 30 M tokens/s per core. Page checksums are always verified. So a damaged, changed or missing row group raises an
-error that names the row group, and never gives wrong numbers.
+A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch. Because there are no Python
+objects per row, a core reads 30 M tokens/s. Page checksums and the manifest's counts are always checked. So a damaged,
+changed or missing row group raises an error that names the row group, and never gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RowGroupSlice:
     path: str
     """Path of the shard, relative to the data set's folder."""
     shard: int
-    """Index of the shard in its split."""
+    """Index of the shard among the train or the validation shards."""
     row_group: int
     """Index of the row group in the shard."""
     num_rows: int
@@ -67,7 +67,8 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield each slice in the list `slices` as one object, in the same order. `plan` made this list for `epoch`."""
+    """Yield a RowGroupSlice for each entry of `slices`, in order. `slices` is what `plan.slices` returned for
+    `epoch`."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -91,9 +92,9 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
     The columns are `input_ids`, `first_length`, `next_sentence_label`, `masked_positions`, `masked_inputs`, `source`,
-    `shard`, `row_group` and `row`. In `masked_positions` and `masked_inputs`, each row has one list: that of the mask
-    set (choice of masked tokens) to which `row_slice.mask_set` points. Raises RowGroupError, with shard, row group and
-    remedy, if the row group cannot be read or differs from the manifest.
+    `shard`, `row_group` and `row`. A data set holds K mask sets (choices of masked tokens) for each row. The columns
+    `masked_positions` and `masked_inputs` have only the mask set with the index `row_slice.mask_set`. Raises
+    RowGroupError, with shard, row group and remedy, if the row group cannot be read or differs from the manifest.
     """
     table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)

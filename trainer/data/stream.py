@@ -209,9 +209,10 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G]: for each of the G lanes, the number of rows that its next micro-batch must not go beyond.
+        """Return [G]: how many rows each of the G lanes may have taken, at most, after its next micro-batch.
 
-        Rows are counted from the start of the current epoch.
+        Rows are counted from the start of the current epoch. The limit keeps every lane from giving more than its share
+        of pairs.
         """
         plan, state = self._plan, self._state
         if plan.pairs is None:

@@ -138,8 +138,9 @@ class Engine:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradients of the scalar `loss` to the step's gradients; set `last` for the step's last micro-batch.
 
-        Gradients are averaged over ranks and summed over micro-batches. So for the gradient of a mean, pass
-        (loss summed over the micro-batch) x world size / (count over all ranks and micro-batches).
+        Gradients are averaged over ranks and summed over micro-batches. To get the gradient of a mean over all masked
+        positions or pairs of the step, pass (loss summed over this micro-batch) x world size / (their count over all
+        ranks and micro-batches).
         """
         if self._gradients is not None:
             torch.autograd.backward(loss * self.loss_scale.value if self._dynamic_scale else loss)
@@ -183,8 +184,8 @@ class Engine:
                 self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
-        """Return views of this rank's part of parameters and moments. The parts of all ranks together hold each element
-        once."""
+        """Return views of this rank's part of parameters and moments. Each element of a parameter or moment is in the
+        part of exactly one rank."""
         slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
         return slices if self.stage else [self._own_part(piece) for piece in slices]
 
@@ -215,11 +216,14 @@ class Engine:
         return int(tensor.item())
 
     def optimizer_bytes(self) -> int:
-        """Return the bytes that Adam's moments take on this rank."""
+        """Return how many bytes Adam's moments take on this rank."""
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the bytes of the model's parameters on this rank between two steps. Master weights do not count."""
+        """Return how many bytes the model's parameters take on this rank between two steps.
+
+        The fp32 master weights, which the optimizer updates, do not count.
+        """
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:

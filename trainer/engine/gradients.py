@@ -26,8 +26,8 @@ _ROW = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of the flattened `parameter`. Their gradient is copied to `target`, a part of a bucket's
-    buffer."""
+    """Elements [start, stop) of the flattened `parameter`. Their gradient is copied to `target`, a part of the buffer
+    in which many gradients are sent together."""
 
     parameter: nn.Parameter
     start: int
@@ -35,7 +35,8 @@ class _Piece:
     target: Tensor
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of elements [start, stop), 1-D, or None if the parameter has no gradient."""
+        """Return the gradient of elements [start, stop) of the parameter, 1-D, or None if the parameter has no
+        gradient."""
         gradient = self.parameter.grad
         return None if gradient is None else gradient.reshape(-1)[self.start : self.stop]
 
@@ -67,7 +68,8 @@ class _Bucket:
 
 
 class PartitionedGradients:
-    """Holds this rank's partition of the gradients, summed over all ranks and over the micro-batches of a step.
+    """Holds this rank's partition (equal share) of the gradients, summed over all ranks and the micro-batches of a
+    step.
 
     `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
     number of calls of `add` per step; if it is above 1, sums are in fp32. With `sum_before_sending` (ZeRO-1) each rank
@@ -96,13 +98,13 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The gradient sums so far. For each parameter group of the optimizer, the list has this rank's partition, a
-        1-D tensor."""
+        """The gradient sums so far, one 1-D tensor for each parameter group of the optimizer: this rank's partition
+        (equal share) of the group."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """After a backward pass, add the parameters' gradients to the sums, and free the gradients. Collective.
+        """Add the parameters' gradients from a backward pass to the sums, and free the gradients. Collective.
 
         `last` marks the step's last backward pass.
         """
@@ -127,7 +129,8 @@ class PartitionedGradients:
 class _Group:
     """Holds this rank's gradient sums for one parameter group.
 
-    `flat` is DeepSpeed's buffer of the group's parameters, padded so that the ranks' partitions of it are equal.
+    `flat` is DeepSpeed's buffer of the group's parameters. It is padded so that every rank's partition of it is equally
+    long.
     """
 
     def __init__(

@@ -253,7 +253,7 @@ def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The smallest GPU that a run may get."""
+    """The name and memory of the smallest GPU that a run may get."""
 
     num_bytes: float
     name: str

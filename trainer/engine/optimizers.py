@@ -31,8 +31,8 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
 
     DeepSpeed stores a group's parameters one after another in a flat buffer and gives the model views of it. Every view
     must begin at a multiple of ALIGNED elements. So a parameter whose size is not a multiple of ALIGNED must come last
-    in its group, and a group has at most one such parameter. Further ones get groups of their own. Raises ValueError if
-    no parameter is trainable.
+    in its group, and a group has at most one such parameter. Each further such parameter gets a group of its own.
+    Raises ValueError if no parameter is trainable.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:

@@ -1,9 +1,9 @@
 """Checks, before the first step of a run, that the compiled model has the same losses and gradients as eager code.
 
 A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the very graph
-that will be trained, on the run's first micro-batch. Dropout stays on: its masks depend on the seed alone, so both
-passes have the same masks. The check costs one eager forward and backward pass. Its compiled pass costs little, because
-training needs the compilation anyway.
+that will be trained, on the run's first micro-batch. Dropout stays on: its masks depend on the seed alone, so the
+compiled pass and the eager pass have the same masks. The eager pass is the cost of the check. The compiled pass costs
+little, because training needs the compilation anyway.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class PassResult:
 def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, seed: int) -> None:
     """Raise ConfigError on all ranks if compiled and eager code give different losses or gradients for `batch`.
 
-    Collective. torch's generators are seeded with `seed` for each of the two passes. Parameters, their gradients and
-    the engine stay unchanged. If the eager pass has losses that are not finite, a warning is logged and nothing is
-    compared. The same happens if the eager pass runs out of GPU memory in ZeRO stages 0 to 2; in stage 3, torch's
-    OutOfMemoryError is raised.
+    Collective. The model runs forward and backward twice, compiled and eager, each time with torch's generators seeded
+    with `seed`. Parameters, their gradients and the engine stay unchanged. If the eager losses are not finite, a
+    warning is logged and nothing is compared. The same happens if the eager pass runs out of GPU memory in ZeRO stages
+    0 to 2; in stage 3, torch's OutOfMemoryError is raised.
     """
     eager = _run_eager(engine, batch, seed=seed, precision=precision)
     complaints: list[str] = []

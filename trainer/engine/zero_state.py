@@ -122,7 +122,10 @@ def refresh_model_weights(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes of the model's parameters on this rank between two steps. Master weights do not count."""
+    """Return how many bytes the model's parameters take on this rank between two steps.
+
+    The fp32 master weights, which the optimizer updates, do not count.
+    """
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -133,7 +136,7 @@ def parameter_bytes(engine: Any, *, stage: int) -> int:
 
 
 def optimizer_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes that Adam's moments take on this rank."""
+    """Return how many bytes Adam's moments take on this rank."""
     state = base_optimizer(engine, stage=stage).state
     return sum(
         state[base][moment].numel() * state[base][moment].element_size()
@@ -166,10 +169,10 @@ def update_partitions(
 ) -> None:
     """Take a step of AdamW on this rank's partitions, then update the model's weights on all ranks.
 
-    Collective, for stages 1 and 2. `engine` is DeepSpeed's engine. This rank has one partition of each parameter group,
-    and `gradients` has one tensor for each of these partitions. The gradients are divided by `divisor`. If `skip` is
-    not zero, nothing changes. `step` is the step count for AdamW's bias correction. If it is infinite, nothing is
-    corrected.
+    Collective, for stages 1 and 2. `engine` is DeepSpeed's engine. A partition is this rank's equal share of a
+    parameter group. `gradients` has one tensor for each group: the gradient of this rank's partition, to be divided by
+    `divisor`. If `skip` is not zero, nothing changes. `step` is the step count for AdamW's bias correction. If it is
+    infinite, nothing is corrected.
     """
     zero = engine.optimizer
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
@@ -212,7 +215,8 @@ def can_update_on_gpu(model_weights: Tensor) -> bool:
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
     """Return this rank's fp32 partitions in stages 1 and 2: one 1-D tensor for each parameter group.
 
-    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) stores the partitions under another name.
+    A partition is this rank's equal share of the group. DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums)
+    stores the partitions under another name than its other optimizers.
     """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)

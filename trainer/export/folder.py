@@ -198,7 +198,8 @@ def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, man
 
     Newer checkpoints record both facts. For an older checkpoint, both are taken from data sets' manifests: `manifest`,
     which belongs to the phase (part of the run) with index `phase`, and the manifests of all earlier phases. If an
-    earlier manifest cannot be read, or if training started from given weights, the second result is True.
+    earlier manifest cannot be read, or if training started from the weights of another model (model.initialize_from),
+    the second result is True.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]

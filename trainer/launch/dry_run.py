@@ -118,7 +118,10 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
-    """Return the expected number of tokens in the steps of `phases` still to do. `done` is the number of steps done."""
+    """Return the expected number of tokens in the steps still to do.
+
+    `phases` are all parts of the run, and `done` is the number of steps done.
+    """
     return sum(
         max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
     )

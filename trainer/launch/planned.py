@@ -66,7 +66,10 @@ def describe_origin(gpu: str, *, size: str) -> str:
 
 
 def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
-    """Return the number of model FLOPs in the steps of `phases` still to do. `done` is the number of steps done."""
+    """Return the number of model FLOPs in the steps still to do.
+
+    `phases` are all parts of the run, and `done` is the number of steps done.
+    """
     total = 0.0
     for each in phases:
         steps = max(0, each.phase.last_step - max(done, each.phase.first_step))

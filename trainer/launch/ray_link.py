@@ -1,4 +1,4 @@
-"""A worker's side of the mailbox through which it talks to the driver."""
+"""Start the mailbox actor on the driver's node, and talk to the driver through it from a worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,31 @@ import threading
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trainer.launch.mailbox import DriverMailbox
+
+START_ATTEMPTS = 3
+
+
+def start_mailbox() -> Any:
+    """Start an actor of the class DriverMailbox on this node, and return its handle once the actor answers.
+
+    On a busy machine, a process of Ray 2.60 sometimes crashes while it starts (a segmentation fault in one of Ray's own
+    threads). Then another actor is started. Raises RayActorError if START_ATTEMPTS actors in a row crashed.
+    """
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=on_this_node)(DriverMailbox)
+    for attempt in range(START_ATTEMPTS):
+        mailbox = actor.remote()
+        try:
+            ray.get(mailbox.group.remote())
+            break
+        except RayActorError:
+            if attempt == START_ATTEMPTS - 1:
+                raise
+    return mailbox
 
 
 class MailboxLink:

@@ -21,10 +21,10 @@ from typing import Any
 import ray
 import ray.train
 import ray.train.torch
+from ray._private import auto_init_hook
 from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline import storage
 from pipeline.console import Say
@@ -34,8 +34,7 @@ from trainer.config import TrainerConfig
 from trainer.launch import elastic
 from trainer.launch.elastic import GroupWatch
 from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, WorkerFailure, raise_first
-from trainer.launch.mailbox import DriverMailbox
-from trainer.launch.ray_link import MailboxLink
+from trainer.launch.ray_link import MailboxLink, start_mailbox
 from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
 
@@ -67,6 +66,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
     Raises ConfigError if Ray cannot hold the run. The message names what is needed and available, and what to change.
     """
     cluster = bool(os.environ.get("RAY_ADDRESS"))
+    auto_init_hook.enable_auto_connect = False  # else a thread that calls Ray after ray.shutdown starts another Ray
     if cluster:
         join_cluster(config)
     else:
@@ -180,10 +180,8 @@ def run_on_ray(
     system, folder = (None, config.output)
     if storage.is_url(config.output):
         system, folder = storage.open_filesystem(config.output)
-    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=on_this_node)(DriverMailbox)
     with raise_cluster_error_if_lost():
-        mailbox = actor.remote()
+        mailbox = start_mailbox()
         try:
             trainer = TorchTrainer(
                 _train,

@@ -134,7 +134,7 @@ def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
 
 
 def phases_begun(config: TrainerConfig, *, done: int) -> int:
-    """Return the number of phases that a run has begun once `done` steps are done. The first phase always counts as
+    """Return how many phases (parts) of a run have begun once `done` steps are done. The first phase always counts as
     begun."""
     ends = accumulate(config.phase_steps)
     return 1 + sum(end < done for end in ends)

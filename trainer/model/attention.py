@@ -49,7 +49,7 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
     """Return softmax(q k^T / sqrt(d)) v of each sequence, [T, heads, d], with sequences padded to equal length.
 
-    This is the reference for the other backends. On a CPU, `seed` gives the same dropout mask as in attention_cpu.py
+    Tests compare the other backends with this one. On a CPU, `seed` gives the same dropout mask as in attention_cpu.py
     and in our GPU kernel. Because this mask is applied to all attention weights at once, all attention weights are in
     memory. On a GPU, `seed` is ignored and torch draws the mask.
     """

@@ -111,11 +111,11 @@ def attention_column_keys(columns: Tensor) -> Tensor:
 
 
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
-    """Return the dropout mask, bool [..., rows, columns], that the GPU kernels also compute. True means kept.
+    """Return the dropout mask of attention weights, bool [..., rows, columns]. True means kept.
 
-    `row_keys` [..., rows] are hashes from attention_row_keys, and `column_keys` [columns] are hashes from
-    attention_column_keys. `threshold` says how many of the 2**32 possible random draws drop a weight (see
-    count_dropped_draws).
+    A row is a query and a column is a key. `row_keys` [..., rows] are hashes from attention_row_keys, and `column_keys`
+    [columns] are hashes from attention_column_keys. `threshold` says how many of the 2**32 possible random draws drop a
+    weight (see count_dropped_draws). The GPU kernels compute the same mask.
     """
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

@@ -153,8 +153,8 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
     """Write the bounds of all sequences into `offsets`: 0, the end of each pair, then the end of each dummy sequence.
 
-    `longest` is the length of a dummy sequence (padding), and `size` is the total number of tokens. The dummy sequence
-    that reaches `size` may be shorter. All sequences after it are empty.
+    A dummy sequence is `longest` tokens of padding. Dummy sequences fill the batch up to `size` tokens, so the last
+    dummy sequence may be shorter. All sequences after it are empty.
     """
     offsets[0] = 0
     pairs = 0

@@ -53,7 +53,8 @@ class PretrainingOutput(NamedTuple):
     """float32 [M]: weighted cross-entropy at each masked position."""
 
     def sums(self) -> Tensor:
-        """Return a tensor [4] of mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct, without gradient."""
+        """Return the sums as one tensor [4]: mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct. It has no
+        gradient."""
         return torch.stack(self[:4]).detach()
 
 
@@ -106,8 +107,10 @@ class BertForPretraining(nn.Module):
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
-        """Return the last hidden states of all tokens, [T, width]. Raises ValueError if batch.max_length exceeds
-        config.max_positions."""
+        """Return the hidden states of all tokens after the encoder, [T, width].
+
+        Raises ValueError if batch.max_length exceeds config.max_positions.
+        """
         if batch.max_length > self.config.max_positions:
             raise ValueError(
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "
@@ -123,8 +126,8 @@ class BertForPretraining(nn.Module):
     def num_parameters(self, *, heads: bool = True) -> int:
         """Return the number of parameters, as transformers counts them.
 
-        The tied weight counts once. The extra rows that round up the word table do not count. With heads=False only
-        embeddings, encoder and pooler count, like in BertModel.
+        The word embedding, which the masked-LM head shares, counts once. The extra rows that round up the word table do
+        not count. With heads=False only embeddings, encoder and pooler count, like in BertModel.
         """
         total = sum(
             parameter.numel()

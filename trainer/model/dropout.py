@@ -17,8 +17,10 @@ kernels are compiled for."""
 
 
 def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
-    """Draw random int32 seeds from torch's global generator of `device`. Return them as [num_sites, SEED_WIDTH], one
-    row for each use of dropout in the model."""
+    """Draw random int32 seeds from torch's global generator of `device`.
+
+    Returns the seeds as [num_sites, SEED_WIDTH], one row for each use of dropout in the model.
+    """
     return torch.randint(-(2**31), 2**31, (num_sites, SEED_WIDTH), device=device, dtype=torch.int32)
 
 
@@ -32,8 +34,8 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
     """Return a bool mask [rows, columns]. `probability` is the chance that an element is False (dropped).
 
-    Each element has a random number, the product of two hashes: a row key, made odd, and a column key. The first of the
-    int32 `seeds` goes into the row keys, and the second into the column keys.
+    The random number of an element is the product of two hashes: its row's key, made odd, and its column's key. Row
+    keys depend on the first of the int32 `seeds`, and column keys on the second.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
@@ -54,7 +56,7 @@ def wrap(number: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with a given probability, and divides the rest by 1 - probability.
+    """Zeroes each element with a given probability, and divides the other elements by 1 - probability.
 
     In evaluation it does nothing.
     """

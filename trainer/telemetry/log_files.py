@@ -1,10 +1,9 @@
-"""A run's log files on this node: in the run directory or, if the run directory is on an object store, in a local
-folder.
+"""A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
 
 An object store cannot append to a file. So each rank writes its logs to its node's disk, and sends them to the store
 before a checkpoint is committed. The stored logs then hold all steps up to the checkpoint. They may also hold later
-steps, and a resume removes these. A log that has grown is sent whole. For example, metrics.jsonl takes 0.5 KB a step:
-half a gigabyte for a million steps, an eighth of a checkpoint of BERT-Large.
+steps, and a resume removes these. A log that has grown is sent whole and replaces the stored log. For example,
+metrics.jsonl takes 0.5 KB a step: half a gigabyte for a million steps, an eighth of a checkpoint of BERT-Large.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Bigrams:
     """
 
     def __init__(self, pairs: NDArray[np.int64], *, unigram: NDArray[np.float64]) -> None:
-        """Count pairs of adjacent tokens. `pairs` holds the two ids of each of n pairs, [n, 2]. `unigram` holds the
-        natural logarithm of each token's probability, [vocabulary size]."""
+        """Count pairs of adjacent tokens. `pairs` holds the two token ids of each of n such pairs, [n, 2]. `unigram`
+        holds the natural logarithm of each token's probability, [vocabulary size]."""
         self._size, self._unigram = unigram.size, np.exp(unigram)
         self._keys, self._counts = np.unique(pairs[:, 0] * self._size + pairs[:, 1], return_counts=True)
         sides = (self._keys // self._size, self._keys % self._size)
@@ -99,7 +99,7 @@ def count_bigrams(
 
 
 def adjacent(rows: Any, *, special: dict[str, int]) -> NDArray[np.int64]:
-    """Return the two ids of each pair of adjacent tokens, [n, 2]. `rows` is an Arrow list array of token ids.
+    """Return the two token ids of each pair of adjacent tokens, [n, 2]. `rows` is an Arrow list array of token ids.
 
     `special` maps the names of special tokens to their ids. Pairs with a special token are left out. But pairs with
     [UNK] are kept, because [UNK] stands for a word.

@@ -129,10 +129,10 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
     """Return what a branch (a run that starts from another run's checkpoint) takes over from the checkpoint's `state`.
 
-    `phases` are the phases of the branch. The step count continues. If one of these phases reads the data in the same
-    order as the checkpoint's run did, the branch continues at that run's position in the data. In this case the
-    divergence guard also keeps its recent losses and its list of steps to skip. Otherwise the data and the guard start
-    over.
+    `phases` are the phases (parts) of the branch. The step count continues. If one of these phases reads the data in
+    the same order as the checkpoint's run did, the branch continues at that run's position in the data. In this case
+    the divergence guard also keeps its recent losses and its list of steps to skip. Otherwise the data and the guard
+    start over.
     """
     source_state = PlanState.from_tree(state.plan_state)
     begun = source_state.step - source_state.phase_step
@@ -154,10 +154,11 @@ def read_trained(
 ) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
     """Return what the checkpoint `resume_from` was trained on, as two lists.
 
-    The first list holds the phases, each with the manifest of its data set. If the run that wrote the checkpoint is
-    itself a branch, the phases of that run's source come first. `phases` are the phases of the new branch. If the new
-    branch uses one of the data sets too, the branch's path is used, because the data set may have moved. The second
-    list holds a message for each data set or checkpoint that is lost.
+    The first list holds the phases (parts of a run), each with the manifest of its data set. If the run that wrote the
+    checkpoint itself started from a checkpoint, the phases that this earlier checkpoint was trained on come first.
+    `phases` are the phases of the new run. If the new run uses the same data set as one of the listed phases, the new
+    run's path is used, because the data set may have moved. The second list holds a message for each data set or
+    checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -205,10 +206,10 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 
 
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
-    """Return `phase`, a phase of the source run, and the manifest of its data set.
+    """Return `phase`, a phase (part) of the run from which a branch starts, and the manifest of the phase's data set.
 
-    The data set may have moved. So if one of `phases` (the phases of the branch) uses the same data set, the
-    branch's path replaces the path in `phase`. Raises DataSetError if the data set's hash is not `data_hash`. An empty
+    The data set may have moved. So if one of `phases` (the phases of the branch) uses the same data set, the branch's
+    path replaces the path in `phase`. Raises DataSetError if the data set's hash is not `data_hash`. An empty
     `data_hash` allows any data set.
     """
     for each in phases:
@@ -246,7 +247,7 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Return the step of the newest checkpoint. If the run has none, return the step of the checkpoint
+    """Return the step of the run's newest checkpoint. If the run has no checkpoint, return the step of the checkpoint
     `config.resume_from`, or 0 if `resume_from` is not set."""
     if checkpoints:
         return checkpoints.newest_step
@@ -256,7 +257,8 @@ def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
 def _check_vocabulary(
     source: Location, *, state: CheckpointState, before: TrainerConfig, phases: Sequence[OpenPhase]
 ) -> None:
-    """Raise ConfigError if the vocabulary of the checkpoint `source` is not the vocabulary of the data in `phases`.
+    """Raise ConfigError if the vocabulary of the checkpoint `source` is not that of the data sets of `phases` (parts of
+    a run).
 
     A checkpoint of an earlier version does not record its vocabulary. So the vocabulary is read from the data set that
     the checkpoint was trained on. If this data set cannot be read, ConfigError is raised too. `state` is the

@@ -1,7 +1,7 @@
 """Handle bad steps (a non-finite or spiking loss): record them, roll back, skip their data, and finally abort.
 
 A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
-run decides like an uninterrupted one. A non-finite update is never applied.
+run decides like an uninterrupted run. A non-finite update is never applied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DivergenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason why a step is bad."""
+    """The reason why a step is bad: its loss spikes, or its loss or gradient is not finite."""
 
     reason: str
     """A description for the user, with the loss and the gradient norm."""
@@ -39,8 +39,11 @@ class Fault:
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
-    """Raised on every rank when the number of bad steps in a row reaches guard.max_bad_steps. `step` is the last bad
-    step, and `fault` says why this step is bad."""
+    """Raised on every rank when the number of bad steps in a row reaches guard.max_bad_steps.
+
+    A step is bad if its loss spikes, or if its loss or gradient is not finite. `step` is the last bad step, and `fault`
+    says why this step is bad.
+    """
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -48,7 +51,8 @@ class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a
 
 
 class DivergenceGuard:
-    """Judges every step of a run and counts the bad ones.
+    """Judges every step of a run and counts the bad ones: those whose loss spikes, or whose loss or gradient is not
+    finite.
 
     `tree` is the state that `to_tree` returned for a checkpoint (None: a new run).
     """
@@ -88,7 +92,8 @@ class DivergenceGuard:
         """Judge a step and remember the result. Return the step's fault, or None if the step is good.
 
         `norm_is_bad` is true if the gradient norm is not finite and fp16's loss scale is not the cause. A loss is
-        compared only with losses of its own phase, because losses on another data set are higher or lower.
+        compared only with losses of the same phase (part of the run), because losses on another data set are higher or
+        lower.
         """
         if phase != self._phase:
             self._losses.clear()
@@ -109,7 +114,8 @@ class DivergenceGuard:
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Update the guard for a rollback. `step` is the bad step, and `to` is the step of the checkpoint to return to.
+        """Update the guard for a rollback. `step` is the last bad step, and `to` is the step of the checkpoint to
+        return to.
 
         `tree` is the guard's state in that checkpoint. Returns [first, last], the range of steps that is skipped from
         now on.
@@ -158,10 +164,10 @@ class DivergenceGuard:
 def note_bad_step(
     run_directory: Path, *, step: int, epoch: int, fault: Fault, rows: Iterable[Sequence[int]], shards: Sequence[str]
 ) -> None:
-    """Append a record of a bad step and its rows to bad_steps.jsonl in the run directory, and sync the file to disk.
+    """Append a record of a bad step (with a non-finite or spiking loss) to bad_steps.jsonl, and sync the file to disk.
 
-    `rows` holds (epoch, index into `shards`, row group, row) for each row that any rank read in the step. `shards`
-    holds the paths of the shards within the data set.
+    The file is in the run directory. `rows` holds (epoch, index into `shards`, row group, row) for each row that any
+    rank read in the step. `shards` holds the paths of the shards within the data set.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
     for of_epoch, shard, row_group, row in rows:

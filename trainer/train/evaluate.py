@@ -1,8 +1,8 @@
 """Evaluate on held-out pairs, next to two baselines: token frequencies (unigram) and neighbouring tokens (bigram).
 
-Reads the first evaluation.max_pairs held-out pairs, in an order that depends on the data set alone. If the data set
-holds several maskings of each pair, the first is used. So all evaluations on a data set are comparable. Dropout is off.
-Sums over ranks are made once, at the end.
+Reads held-out pairs in an order that depends on the data set alone. The setting evaluation.max_pairs limits how many
+pairs are read. If the data set holds several maskings of each pair, the first is used. So all evaluations on a data set
+are comparable. Dropout is off. Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ UNIGRAM_SMOOTHING = 1.0
 
 
 class Evaluator:
-    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if the data set has no held-out
-    rows.
+    """Evaluates the model on the held-out rows of the data set of one phase (part of a run).
 
-    `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0.
+    `config` is the run's config with the phase's settings, and `phase` is the phase's index from 0. Raises ValueError
+    if the data set has no held-out rows.
     """
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:

@@ -12,8 +12,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker's place. `rank` is the worker's index among all workers, and `world_size` is the number of all workers.
-    `local_rank` and `local_world_size` are the same for the workers of the worker's node."""
+    """A worker's rank among all workers, and its local rank among the workers of its node. Both count from 0.
+
+    `world_size` is the number of all workers, and `local_world_size` is the number of workers on the node.
+    """
 
     rank: int
     world_size: int

@@ -1,8 +1,8 @@
 """The training loop makes one update per step from micro-batches, and writes metrics, checkpoints and evaluations.
 
 A step is a function of data set, seed and step number. The losses of a step are sums over all ranks divided by counts
-over all ranks. Dropout is seeded by step and lane (one of the streams of rows that the ranks share), not by rank. So at
-the same number of workers a resumed run has the same curve as an uninterrupted one, bit for bit.
+over all ranks. Dropout is seeded by step and lane (one of the streams of rows that are divided among the ranks), not by
+rank. So at the same number of workers a resumed run has the same curve as an uninterrupted run, bit for bit.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class TrainContext:
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. Before this function returns, it commits a checkpoint of the
-    last step. Raises RollBack, on all ranks, when the number of bad steps in a row reaches guard.max_bad_steps.
+    Evaluates as configured and at the end of each phase (part of the run). Before this function returns, it commits a
+    checkpoint of the last step. Raises RollBack, on all ranks, when the number of bad steps (with a non-finite or
+    spiking loss) in a row reaches guard.max_bad_steps.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -106,7 +107,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
 
 
 def phase_of(context: TrainContext, step: int) -> int:
-    """Return the index of the phase that `step` belongs to, from 0."""
+    """Return the index, from 0, of the phase (part of the run) that `step` belongs to."""
     ends = [opened.phase.last_step for opened in context.phases]
     return min(bisect_left(ends, step), len(ends) - 1)
 
@@ -152,7 +153,8 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 
 
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """Return the evaluator of the phase of `step` if an evaluation is due after `step`, otherwise None.
+    """Return the evaluator of the phase (part of the run) of `step` if an evaluation is due after `step`, otherwise
+    None.
 
     Evaluations are due at the steps that evaluation.every_steps gives and at the end of each phase. If the run has at
     least LEAST_JUDGED_STEPS steps, an evaluation is also due after a tenth of the run's steps. A phase without held-out
@@ -181,9 +183,10 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane. Lanes are the streams of rows that the ranks share.
+    """Make one update from one micro-batch of every lane. Lanes are the streams of rows that are divided among the
+    ranks.
 
-    `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
+    `began` is time.perf_counter() at the end of the previous step. If the loss of any rank or the gradient norm is not
     finite, no rank applies the update. Returns this rank's data, the metrics, the fault (None: a good step), and
     whether any rank was asked to stop.
     """
@@ -248,8 +251,8 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the number of model FLOPs in a step, over all ranks. `data` is this rank's part of the step. Its counts
-    are sums over all ranks."""
+    """Return the number of model FLOPs in a step, over all ranks. `data` holds the step's counts, summed over all
+    ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -263,7 +266,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
     """Record the rows that all ranks read in a bad step, in the file BAD_STEPS_NAME. All ranks must call this together
     (collective).
 
-    `data` is this rank's part of the step. Raises RollBack if with this step the number of bad steps in a row reaches
+    `data` has the rows that this rank read. Raises RollBack if with this step the number of bad steps in a row reaches
     guard.max_bad_steps.
     """
     own = row_ids(data)
@@ -280,7 +283,9 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Return the 63-bit seed for dropout in one lane's micro-batch of one step. A lane is one of the streams of rows
-    that the ranks share. `seed` is the run's seed."""
+    """Return the 63-bit seed for dropout in one lane's micro-batch of one step. `seed` is the run's seed.
+
+    A lane is one of the streams of rows that are divided among the ranks.
+    """
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -90,7 +90,8 @@ class Feed:
 
 
 class RunFeed:
-    """Yields the steps of one rank through all phases of a run. It opens one Feed after another, one for each phase.
+    """Yields the steps of one rank through all phases (parts) of a run. It opens one Feed after another, one for each
+    phase.
 
     `start` is the position in the data at which to begin. `open_feed` opens the Feed that continues from a position.
     `next_start` maps the position after a step to the position where the next step starts. The two positions differ
@@ -108,7 +109,7 @@ class RunFeed:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the step that next_step returned last. It counts from 0 in each phase."""
+        """Epoch of the step that next_step returned last. It counts from 0 in each phase (part of the run)."""
         return self._feed.epoch
 
     def next_step(self) -> Step:

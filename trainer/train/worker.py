@@ -177,10 +177,10 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    If all checkpoints are newer than that, the newest checkpoint is restored. The guard's new state says which steps
-    are skipped from now on. Because this state is committed, a run that is killed right afterwards skips the same steps
-    when it resumes. Returns the restored state. All ranks must call this together (collective). Raises DivergenceError
-    if there is no checkpoint.
+    If all checkpoints are from after the first bad step, the newest of all checkpoints is restored. The guard's new
+    state says which steps are skipped from now on. Because this state is committed, a run that is killed right
+    afterwards skips the same steps when it resumes. Returns the restored state. All ranks must call this together
+    (collective). Raises DivergenceError if there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -239,7 +239,8 @@ def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.d
 
 
 def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Check that this worker's node sees the run directory, and return the phases with their data sets.
+    """Check that this worker's node sees the run directory, and return the phases (parts of the run) with their data
+    sets.
 
     Raises ConfigError if the node does not see the run directory or a data set. The message names the node.
     """

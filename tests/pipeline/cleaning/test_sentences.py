@@ -96,6 +96,14 @@ def test_ends_that_sentencex_sees_wrong(language: str, sentences: list[str]) -> 
     assert split_sentences(text, language=language) == sentences
 
 
+@pytest.mark.parametrize("space", [" ", "  ", "\t", " \u3000"])
+def test_the_width_of_spaces_moves_no_end(space: str) -> None:
+    """Printed books have two spaces behind a full stop."""
+    sentences = ["(A picture of a LADY, Mary Anne interposed.)", "She went up the stairs to Mr. Smith.", "He ran."]
+    text = space.join(" ".join(sentences).split(" "))
+    assert split_sentences(text, language="en") == sentences
+
+
 @pytest.mark.parametrize("language", ["en", "ja", "ko"])
 @given(st.text(alphabet='a1. \n"()\u300d\u300e\uac00\ub77c\uace0\u3068\u3002\uff01\uff08\uff09'))
 def test_mended_sentences_lose_no_letter(language: str, text: str) -> None:

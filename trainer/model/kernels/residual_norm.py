@@ -2,8 +2,8 @@
 
 Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
 rows are on chip, backward also sums, in a fixed order, the gradients of weight, bias and branch_bias (the bias of the
-linear layer that computed branch). Backward recomputes residual + dropout(branch), which is not stored. The dropout
-mask is the same as in dropout.keep_hash.
+linear layer that computed branch). The sum residual + dropout(branch) is not stored, so backward computes it again. The
+dropout mask is the same as in dropout.keep_hash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 def _keys(seeds_ptr, rows, columns):
     """Return uint32 keys (hashes for dropout) for `rows` and for `columns`. `rows` may be the index of one row.
 
-    The product of a row's key and a column's key, as int32, is the random number that decides about dropout.
+    An element's random number is the product of its row's key and its column's key, as int32. It decides whether
+    dropout drops the element.
     """
     row_keys = mix(tl.cast(rows, tl.uint32) + tl.load(seeds_ptr).to(tl.uint32)) | 1
     return row_keys, mix(columns.to(tl.uint32) + tl.load(seeds_ptr + 1).to(tl.uint32))
@@ -176,5 +177,6 @@ def backward(
 
 
 def smallest_kept_draw(dropout: float) -> int:
-    """Return the smallest int32 draw that keeps an element, if elements are dropped with probability `dropout`."""
+    """Return the smallest int32 random number with which an element is kept, if `dropout` is the probability of
+    dropping it."""
     return round(dropout * 2**32) - 2**31

@@ -42,7 +42,7 @@ def attention_forward_kernel(
     qkv_ptr, out_ptr, lse_ptr, offsets_ptr, seed_ptr, scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write out [T, heads, D] and lse [heads, T], the log2 of softmax's denominator, for one tile of queries."""
+    """Write out [T, heads, D] and lse [heads, T], the log2 of softmax's denominator, for one tile (BLOCK_M queries)."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -84,8 +84,10 @@ def attention_backward_q_kernel(
     scale, final_scale, keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write dQ of a tile of queries, and delta = keep * rowsum(dO * O), where `keep` is the probability of keeping a
-    weight. attention_backward_kv_kernel reads delta."""
+    """Write dQ, the gradient of the queries, and delta = keep * rowsum(dO * O), for one tile of queries.
+
+    `keep` is the probability of keeping a weight. attention_backward_kv_kernel reads delta.
+    """
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -127,7 +129,7 @@ def attention_backward_kv_kernel(
     scale, final_scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write dK and dV of a tile of keys.
+    """Write dK and dV, the gradients of keys and values, for one tile (BLOCK_N keys).
 
     Queries past the sequence's end get an lse (log2 of softmax's denominator) of 1e30, so their weights are 0.
     """
