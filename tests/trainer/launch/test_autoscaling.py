@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -51,6 +52,8 @@ SMALL = (
     "commands.train=python trainer/run.py --config /shared/b.yaml workers=24",
 )
 IDLE_S = 12
+PATIENT_S = 1200
+"""While the group of workers changes, its nodes have no work; on a busy machine that may take longer than IDLE_S."""
 WAIT_S = 240.0
 MAX_STEPS = 1_000_000  # without end: the test ends it
 
@@ -59,7 +62,7 @@ MAX_STEPS = 1_000_000  # without end: the test ends it
 def kubernetes(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalKubeRay]:
     """Our RayCluster, small, with pods of processes on this machine; Ray of this process has its token."""
     cluster = render_cluster(load_settings(KubernetesValues, file=VALUES / "kubernetes.yaml", overrides=SMALL))
-    cluster["spec"]["autoscalerOptions"]["idleTimeoutSeconds"] = IDLE_S
+    let_go_after(IDLE_S, cluster)
     _, gpu = cluster["spec"]["workerGroupSpecs"]
     gpu["resources"] |= {name: str(int(amount)) for name, amount in PLACE.items()}
     variables = {"PYTHONPATH": f"{repository}{os.pathsep}{repository / 'tests' / 'support'}"}
@@ -72,6 +75,11 @@ def kubernetes(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         yield made
     reset_auth_token_state()
     made.close()
+
+
+def let_go_after(seconds: int, cluster: dict[str, Any]) -> None:
+    """Let the autoscaler end nodes that are idle for so long; it reads the RayCluster anew at each look."""
+    cluster["spec"]["autoscalerOptions"]["idleTimeoutSeconds"] = seconds
 
 
 def kinds() -> Counter[str]:
@@ -168,6 +176,7 @@ class Play:
 
     def _evict(self) -> None:
         self._kubernetes.room = False
+        let_go_after(PATIENT_S, self._kubernetes.cluster)
         (node, address), *_ = [
             (each["NodeID"], each["NodeManagerAddress"])
             for each in ray.nodes()
@@ -181,6 +190,7 @@ class Play:
 
     def _end(self) -> None:
         self._deadline.cancel()
+        let_go_after(IDLE_S, self._kubernetes.cluster)
         self.stop.signal_number = signal.SIGTERM
 
 
