@@ -1,14 +1,15 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work. The head and each node run as a process `ray start --block`, and everything listens on
-127.0.0.1 only, so no other machine can reach it. Every other process of the cluster is a child of one of these
-processes. So the command to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on
-this machine.
+The head has no CPUs for work. The head and each node run as a process `ray start --block`, and the head's process is
+below a process that ends the jobs first (cluster/head.py). Everything listens on 127.0.0.1 only, so no other machine
+can reach it. Every other process of the cluster is a child of one of these processes. So the command to stop ends
+exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -27,6 +28,7 @@ from pathlib import Path
 import psutil
 
 from cluster import PREPROCESSING, REPOSITORY
+from cluster.head import end_jobs
 from pipeline.console import command, exit_with
 from pipeline.settings import ConfigError
 from pipeline.units import count_of
@@ -42,6 +44,8 @@ STORE_BYTES = 200_000_000
 START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
+END_JOBS_S = 120.0
+"""Longest wait in seconds until jobs have ended, each with a checkpoint, before the head ends."""
 MAX_CLOCK_CORRECTION_S = 60.0
 """A process with the recorded id counts as the recorded process if their start times differ by less than this number of
 seconds. A correction of the clock explains such a difference. A new process gets an old id only much later."""
@@ -77,6 +81,11 @@ class LocalCluster:
     """Folder with Ray's files and a log of each node."""
     processes: dict[str, Started]
     """Maps the name of each node to its `ray start` process."""
+
+    @property
+    def port(self) -> int:
+        """Port of the head."""
+        return int(self.address.rpartition(":")[2])
 
     @property
     def environment(self) -> dict[str, str]:
@@ -163,9 +172,19 @@ def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> N
         *(*RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
+    if name == "head":  # at SIGTERM, jobs end with a checkpoint before it; then nothing is left that Ray could drain
+        environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
+        first = [f"--port={cluster.port}", f"--seconds={END_JOBS_S}", "--"]
+        command = [sys.executable, "-m", "cluster.head", *first, *command]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     cluster.processes[name] = Started(process.pid, psutil.Process(process.pid).create_time())
     state = state_file()
@@ -225,21 +244,34 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove the cluster's files. Return the number of processes ended.
 
-    The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds
-    are killed.
+    Jobs that still run end first, each with a checkpoint. The head is told to end last, so that no node loses its head.
+    Processes that still run after END_TIMEOUT_S seconds are killed.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
-    tree = [process for root in alive for process in (root, *root.children(recursive=True))]
+    if alive:
+        end_jobs(cluster.port, seconds=END_JOBS_S)
+    tree = [process for root in alive for process in with_children(root)]
     for root in alive:
-        root.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(left, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)
+
+
+def with_children(root: psutil.Process) -> list[psutil.Process]:
+    """Return `root` and all processes below it, or nothing if `root` has just ended, as nodes do that have lost their
+    head."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def free_ports(count: int) -> list[int]:
