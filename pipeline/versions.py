@@ -20,7 +20,8 @@ _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
 SHAPING = (
     *("build", "cleaning", "config", "dataset", "dedup", "documents.py", "draws.py", "engines/dask_runner.py"),
-    *("instances", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary", "wikitext"),
+    *("instances", "json_text.py", "parquet_bounds.py", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary"),
+    "wikitext",
 )
 """Our packages and modules (by name, in this folder) that decide the bytes of a shard, a spill file or a record. All
 other modules run a build, report on it, or move bytes unchanged (storage)."""

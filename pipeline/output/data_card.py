@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest, SplitName
-from pipeline.markdown import code_block, escape_markdown
+from pipeline.markdown_text import code_block, escape_markdown
 from pipeline.units import count_of
 
 _SIZES = (

@@ -14,7 +14,7 @@ PACKAGE = Path(versions.__file__).parent
 OTHERS = {
     *("audit", "configs", "download", "engines", "estimate", "output", "runtime", "storage"),
     *("__init__.py", "console.py", "errors.py", "processes.py", "py.typed", "run.py", "settings.py", "signals.py"),
-    *("units.py", "versions.py", "yaml_numbers.py"),
+    *("markdown_text.py", "ray_loopback.py", "units.py", "versions.py", "yaml_numbers.py"),
 }
 """What of the package shapes no data."""
 

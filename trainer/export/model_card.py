@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest
-from pipeline.markdown import code_block, code_span, escape_markdown
+from pipeline.markdown_text import code_block, code_span, escape_markdown
 from pipeline.settings import parse_yaml
 from pipeline.units import count_of
 from trainer.config import TrainerConfig

@@ -75,7 +75,7 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
             raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-        if existing != folder or all(map(_is_leftover, folder.iterdir())):
+        if existing != folder or (not checkpoints and all(map(_is_leftover, folder.iterdir()))):
             return []
     if saved is None:
         ours = (f"{LEASE_FOLDER}/", *(() if checkpoints else (f"{CHECKPOINTS_FOLDER}/",)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.markdown import code_block, code_span, escape_markdown
+from pipeline.markdown_text import code_block, code_span, escape_markdown
 
 
 @pytest.mark.parametrize(
