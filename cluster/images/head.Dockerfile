@@ -1,11 +1,11 @@
 # Image of the head and the submitter on Kubernetes: as for training, with torch for CPUs, without CUDA, EFA and
 # compilers. `make images` builds it from the repository's root.
 # The arguments name mirrors: a base image, Ubuntu's packages (http://HOST/ubuntu) and the package indexes of pip, the
-# second for torch.
+# second for torch. Where the first is empty, pip takes its own.
 ARG BASE=ubuntu:noble-20260905
 FROM ${BASE}
 ARG APT_MIRROR=
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 # Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP.

@@ -3,7 +3,7 @@
 ARG BASE=ubuntu:noble-20260905
 FROM ${BASE}
 ARG APT_MIRROR=
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL=
 
 # Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP.
 RUN if [ -n "$APT_MIRROR" ]; then sed -i "s|^URIs: .*|URIs: $APT_MIRROR|" /etc/apt/sources.list.d/ubuntu.sources; fi \

@@ -5,7 +5,7 @@
 ARG BASE=ubuntu:noble-20260905
 FROM ${BASE}
 ARG APT_MIRROR=
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL=
 
 # Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP. Triton
 # needs gcc and Python's headers for its launchers.

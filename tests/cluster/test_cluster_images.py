@@ -42,7 +42,7 @@ def test_an_image_is_pinned_runs_as_a_user_and_holds_the_repository(image: str) 
     assert any(line.startswith("WORKDIR /opt/cloze") for line in lines), "`python trainer/run.py` is found there"
     assert any(line.startswith("COPY ") and line.endswith(" . .") for line in lines)
     assert any(line.startswith("COPY ") and line.endswith(f" cluster/images/{image}.txt lock.txt") for line in lines)
-    assert {"ARG APT_MIRROR=", "ARG PIP_INDEX_URL=https://pypi.org/simple"} <= set(lines), "mirrors can be named"
+    assert {"ARG APT_MIRROR=", "ARG PIP_INDEX_URL="} <= set(lines), "mirrors can be named"
     installs = [words for line in lines for words in re.findall(r"pip install [^&]*", line)]
     assert len(installs) == 3
     for words in installs:
