@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "python -m cluster.submit"
 SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
+"""Maps each kind of job to the script that it runs, as a path in the repository."""
 CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 PACKAGES = ("pipeline", "trainer", "cluster")
 CONFIG_NAME = "job.yaml"

@@ -8,19 +8,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cluster import PREPROCESSING
-from cluster.submit import PATHS, is_absolute
-from pipeline.config import FLAGS, KEYS, PipelineConfig
+from cluster import IMAGE_FOLDER, PREPROCESSING
+from cluster.render.texts import OWN_FOLDERS
+from cluster.submit import CONFIGS, PATHS, SCRIPTS, is_absolute
+from pipeline.config import FLAGS, KEYS
 from pipeline.settings import ConfigError, Settings, load_tree, refuse_flags, split_arguments, validate
 from pipeline.storage import check_url, is_url
-from trainer.config import TrainerConfig
 
 if TYPE_CHECKING:
     from cluster.render.values import Group
 
-SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
-"""Maps each kind of job to the script that it runs, as a path in the repository."""
-CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 KNOWN_FLAGS = {"train": ("--fresh",), "preprocess": tuple(flag for flag in FLAGS if flag == "--traceback")}
 """Maps each kind of job to the flags that make sense in it. A dry run does not: it does no work on the cluster."""
 ONLY = {"train": {"launcher": "ray", "device": "cuda"}, "preprocess": {"engine": "ray"}}
@@ -33,10 +30,6 @@ SHELL = re.compile(r"[;&|<>()\n\r]|(^|\s)#")
 SUBSTITUTION = re.compile(r"`|\$(?![A-Za-z_{])")
 """Matches a substitution, which a shell makes outside of single quotes. Names of environment variables ($NAME) may
 stay."""
-OWN_FOLDERS = re.compile(r"/+(tmp|var/tmp|dev|proc|sys|run)(/|$)")
-"""Matches paths in folders that each node has for itself."""
-CODE = "/opt/cloze/"
-"""Folder of the repository in the images."""
 _ORIGIN = "values"
 
 
@@ -84,7 +77,7 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
         yield f"{key}={command}: add --config FILE; without it the job uses the sample"
     elif file.startswith("-") or "=" in file:
         yield f"{key}: --config {file}: give the file of the config after --config"
-    elif file.startswith("/" if shared is None else ("/", "~")) and not file.startswith(CODE):
+    elif file.startswith("/" if shared is None else ("/", "~")) and not file.startswith(f"{IMAGE_FOLDER}/"):
         for fault in find_path_faults(file, shared=shared):  # configs are read from folders alone
             yield f"{key}: --config{fault.replace(', or an address of an object store', '')}"
     if arguments.rest and work == "train":
@@ -154,7 +147,7 @@ def find_path_faults(path: str, *, shared: str | None = None) -> Iterator[str]:
     local = path.removeprefix("file://")
     if not is_absolute(local):
         yield f"={path}: give an absolute path that all nodes see, or an address of an object store"
-    elif OWN_FOLDERS.match(local):
+    elif re.match(OWN_FOLDERS, local):
         yield f"={path}: each node has a folder of its own there; give a path that all nodes see"
     elif shared is not None and not os.path.normpath(local).startswith(f"{shared}/"):
         yield f"={path}: the nodes share {shared} alone; give a path in it, or an address of an object store"

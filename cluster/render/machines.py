@@ -1,9 +1,9 @@
 """What machine types of AWS and Google Cloud have, and the faults of values that claim more.
 
-Sources: for AWS, karpenter-provider-aws 1.14.0, website/content/en/preview/reference/instance-types.md, which is made
-from EC2's own list; of its 1,363 types none has more than is said here. For Google Cloud, "GPU machine types" and
-"Networking and GPU machines" in the documentation of Compute Engine. A type that is not here is not compared, so that a
-new type gives no false alarm.
+Sources: for AWS, karpenter-provider-aws after 1.14.1 (commit 1d927085), website/content/en/preview/reference/
+instance-types.md, which is made from EC2's own list; of its 1,363 types none has more than is said here. For Google
+Cloud, "GPU machine types" and "Networking and GPU machines" in the documentation of Compute Engine. A type that is not
+here is not compared, so that a new type gives no false alarm.
 """
 
 from __future__ import annotations
@@ -102,6 +102,10 @@ GPU_MACHINES = {
     **{f"g2-standard-{12 * gpus}": Machine(12 * gpus, 48 * gpus, gpus) for gpus in (2, 4, 8)},
 }
 """Maps GPU machine types to what they have."""
+
+NO_EFA_ON_FIRST_CARD = ("p6-b300.48xlarge",)
+"""Machine types of AWS whose first network card has no EFA, so that they have one card more than `cards`
+(aws/aws-parallelcluster#7143)."""
 
 GIB_PER_CPU = {"c": 2, "m": 4, "r": 8, "highcpu": 2, "standard": 4, "highmem": 8}
 """Greatest memory per CPU, in GiB, of a machine type without GPUs, by the letter of its family (AWS) or by its middle

@@ -21,6 +21,8 @@ GCP_REGION = rf"(africa|asia|australia|europe|me|northamerica|southamerica|us)-{
 PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 PLAIN = r"[^\s\"'`$\\;&|<>()*?\[\]{}~#!]"
 """Matches a character that means nothing special in a shell script."""
+OWN_FOLDERS = r"/+(tmp|var/tmp|dev|proc|sys|run)(/|$)"
+"""Matches the beginning of a path in a folder that each node has for itself."""
 
 
 def is_unfilled(text: str) -> bool:
@@ -80,7 +82,7 @@ Word = Annotated[str, matches(rf"(?!-){PLAIN}+", "give one word without spaces, 
 Folder = Annotated[
     str,
     matches(
-        rf"(?!.*/\.\.(/|$))(?!/+(tmp|var/tmp|dev|proc|sys|run)(/|$))(?=/+[^/])/({PLAIN}|[ ])*{PLAIN}",
+        rf"(?!.*/\.\.(/|$))(?!{OWN_FOLDERS})(?=/+[^/])/({PLAIN}|[ ])*{PLAIN}",
         "give an absolute path without .. and without characters of a shell, outside of /tmp and of system folders",
         example="/shared/cloze",
     ),
@@ -185,12 +187,13 @@ KeyFile = Annotated[
 Interface = Annotated[
     str,
     matches(
-        r"[\^=]?[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*",
+        r"\^?=?[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*",
         "give names of network cards with commas between them, and ^ in front to leave them out",
         example="^lo,docker0",
     ),
 ]
-"""A value of NCCL_SOCKET_IFNAME. The kernel's names of network cards have at most 15 characters."""
+"""A value of NCCL_SOCKET_IFNAME: names or their beginnings, after = whole names, after ^ those to leave out (NCCL 2.30,
+src/os/linux.cc). The kernel's names of network cards have at most 15 characters."""
 
 
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
