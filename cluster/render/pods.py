@@ -6,12 +6,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from cluster.render.texts import matches
 from pipeline.settings import Settings
 
-ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-"""The name of a resource of Kubernetes: lowercase letters, digits, hyphens and dots."""
-DeviceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
-"""The name of an extended resource of Kubernetes, DOMAIN/NAME."""
+DOMAIN = r"(?=.{1,253}(/|$))[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""Matches a DNS subdomain (apimachinery, pkg/util/validation, 1.34)."""
+ResourceName = Annotated[str, matches(DOMAIN, "give a name of lowercase letters, digits, hyphens and dots")]
+"""The name of a resource of Kubernetes."""
+DeviceName = Annotated[
+    str,
+    matches(
+        rf"(?!requests\.)(?!([^/]*\.)?kubernetes\.io/){DOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,52}}[A-Za-z0-9])?",
+        "give DOMAIN/NAME as the device plugin names it",
+        example="rdma/hca",
+    ),
+]
+"""The name of an extended resource of Kubernetes (kubernetes 1.34, pkg/apis/core/v1/helper, IsExtendedResourceName:
+with `requests.` in front it must still be a name, so NAME and DOMAIN are shorter)."""
+LogFolder = Annotated[
+    str, matches(r"/[-A-Za-z0-9_./]+", "give a folder in /shared, of letters, digits and -_./", example="/shared/logs")
+]
+"""A folder that is written without quotes into a command."""
 OWN_DEVICES = {"nvidia.com/gpu": "gpu.gpus", "vpc.amazonaws.com/efa": "efa_interfaces"}
 """Maps each device that has a key of its own to this key."""
 
@@ -55,7 +70,7 @@ class PodValues(Settings):
     deadline_hours: Annotated[int, Field(ge=1, le=8760)] = 168
     """Longest duration of a RayJob, with Volcano including its time in the queue. Then it ends with a checkpoint, and
     does not start again."""
-    log_folder: Annotated[str, Field(pattern=r"^/[-A-Za-z0-9_./]+$")] | None = "/shared/logs"
+    log_folder: LogFolder | None = "/shared/logs"
     """Folder in /shared in which each RayJob keeps its output, which outlives the pods; null keeps none."""
     monitor_labels: dict[str, str] = Field(default_factory=dict)
     """Labels of pod-monitor.yaml by which your Prometheus Operator selects it, often release: NAME."""
