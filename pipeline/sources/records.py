@@ -170,7 +170,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 
 def _field(record: dict[str, object], name: str, *, place: str, setting: str) -> object:
     if name not in record:
-        known = ", ".join(list(record)[:20]) or "nothing"
+        known = ", ".join(shown[:80] for shown in list(record)[:20]) or "nothing"
         skip = ", or skip_without_text: true to leave such objects out" if setting == "text_column" else ""
         raise ValueError(f"{place}: has no field '{name}' (it has {known}); set {setting}{skip}")
     return record[name]
@@ -196,7 +196,8 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
 def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig) -> None:
     for name, setting in ((config.text_column, "text_column"), (config.document_column, "document_column")):
         if name is not None and name not in schema.names:
-            raise ValueError(f"{path}: has no column '{name}' (it has {', '.join(schema.names)}); set {setting}")
+            known = ", ".join(shown[:80] for shown in schema.names[:20])
+            raise ValueError(f"{path}: has no column '{name}' (it has {known}); set {setting}")
         if schema.names.count(name) > 1:
             raise ValueError(f"{path}: has {schema.names.count(name)} columns '{name}'; rename all but one of them")
     kind = schema.field(config.text_column).type
