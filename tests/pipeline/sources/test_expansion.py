@@ -92,6 +92,18 @@ def test_a_small_file_of_newlines_is_refused(
         read(path, kind)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_column_of_documents_that_holds_lists_is_refused(nested: bool, tmp_path: Path) -> None:
+    """A dictionary holds a long text once for the million entries of a list: 10 kB took 11 GB."""
+    path = tmp_path / "a.parquet"
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["b" * 1000]))
+    lists = pa.ListArray.from_arrays([0, 1000], text)
+    column = pa.StructArray.from_arrays([lists], ["x"]) if nested else lists
+    pq.write_table(pa.table({"text": ["It rains."], "book": column}), path)
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'book' is .*list<.*, not one value a row; set document_"):
+        read(path, "parquet", row="sentence", document_column="book")
+
+
 # --- XML
 
 
