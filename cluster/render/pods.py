@@ -9,24 +9,22 @@ from pydantic import Field, model_validator
 from cluster.render.texts import matches
 from pipeline.settings import Settings
 
+DOMAIN = r"(?=.{1,253}(/|$))[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""Matches a DNS subdomain (apimachinery, pkg/util/validation, 1.34)."""
 DeviceName = Annotated[
     str,
     matches(
-        r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
-        "give the name of a device as its plugin gives it, DOMAIN/NAME",
+        rf"(?!requests\.)(?!([^/]*\.)?kubernetes\.io/){DOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,52}}[A-Za-z0-9])?",
+        "give DOMAIN/NAME as the device plugin names it",
         example="rdma/hca",
     ),
 ]
-"""The name of an extended resource of Kubernetes."""
+"""The name of an extended resource of Kubernetes (kubernetes 1.34, pkg/apis/core/v1/helper, IsExtendedResourceName:
+with `requests.` in front it must still be a name, so NAME and DOMAIN are shorter)."""
 LogFolder = Annotated[
-    str,
-    matches(
-        r"/[-A-Za-z0-9_./]+",
-        "give a folder in /shared, of letters, digits, '.', '_' and '-'",
-        example="/shared/logs",
-    ),
+    str, matches(r"/[-A-Za-z0-9_./]+", "give a folder in /shared, of letters, digits and -_./", example="/shared/logs")
 ]
-"""A folder, written without quotes into a command."""
+"""A folder that is written without quotes into a command."""
 OWN_DEVICES = {"nvidia.com/gpu": "gpu.gpus", "vpc.amazonaws.com/efa": "efa_interfaces"}
 """Maps each device that has a key of its own to this key."""
 
