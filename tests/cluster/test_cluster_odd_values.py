@@ -56,8 +56,8 @@ PLANTED: list[tuple[str, str, str]] = [
     ("slurm", f"commands.train={TRAIN} batch.=5", "override 'batch.=5': write key.sub=value"),
     ("slurm", f"commands.train={TRAIN} =5", "override '=5': write key.sub=value"),
     ("slurm", f"commands.preprocess={BUILD} sources.a.path=/x", "sources={'a': {'path': '/x'}}: Input should be a"),
-    ("kubernetes", "image_pull_secrets=[Cloze]", "image_pull_secrets='Cloze': Kubernetes refuses this name; give at most 253 lowercase letters"),
-    ("kubernetes", "priority_class=a..b", "priority_class='a..b': Kubernetes refuses this name; give at most 253 lowercase letters"),
+    ("kubernetes", "image_pull_secrets=[Cloze]", "image_pull_secrets='Cloze': Kubernetes refuses this name; give"),
+    ("kubernetes", "priority_class=a..b", "priority_class='a..b': Kubernetes refuses this name; give"),
     ("kubernetes", "log_folder=s3://a/b", "log_folder='s3://a/b': give a folder in /shared, of letters, digits and"),
     *(
         ("kubernetes", f"gpu_devices={{{name}: 8}}", "give DOMAIN/NAME as the device plugin names it, such as rdma/hca")
