@@ -12,7 +12,7 @@ from trainer.engine.memory import (
     name_remedies,
     with_greatest_slot,
 )
-from trainer.engine.optimizers import MOMENTS
+from trainer.engine.optimizers import MOMENTS, count_updates
 from trainer.engine.schedules import learning_rate
 from trainer.engine.self_check import check_compiled_model
 from trainer.engine.zero_state import LocalSlice
@@ -27,6 +27,7 @@ __all__ = [
     "LossScale",
     "check_compiled_model",
     "count_parameters",
+    "count_updates",
     "judge_memory",
     "largest_micro_batch",
     "learning_rate",
