@@ -26,13 +26,19 @@ WORDS = [*SPECIAL, *GOOD, *BAD, *FILLER, *NAMES, *PIECES]
 
 
 def write_model(
-    folder: Path, *, words: Sequence[str] = WORDS, norm: str = "post", pooler: bool = True, lowercase: bool = True
+    folder: Path,
+    *,
+    words: Sequence[str] = WORDS,
+    norm: str = "post",
+    pooler: bool = True,
+    lowercase: bool = True,
+    dropout: float = 0.0,
 ) -> Path:
     """Weights three times as large as at the start, so that a small head sees differences; max_positions 64."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     WordTokenizer.from_path(folder / "vocab.txt", lowercase=lowercase).save(folder)
-    config = ModelConfig(size="tiny", norm=norm, max_positions=64)  # type: ignore[arg-type]
+    config = ModelConfig(size="tiny", norm=norm, max_positions=64, dropout=dropout, attention_dropout=dropout)  # type: ignore[arg-type]
     model = BertForPretraining(config, vocabulary_size=len(words), seed=3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +54,7 @@ def write_model(
 
 def make_config(task: str, *, model: Path, data: Path, output: Path, **settings: Any) -> FinetuneConfig:
     """A run of a few steps at a high rate."""
-    tree = {"optimizer": {"learning_rate": 3e-3}, "batch_size": 8, "epochs": 4.0, **settings}
+    tree = {"optimizer": {"learning_rate": 5e-4}, "batch_size": 8, "epochs": 8.0, **settings}
     return FinetuneConfig.model_validate(
         {"task": task, "model": str(model), "data": str(data), "output": str(output), **tree}
     )
@@ -68,5 +74,5 @@ def write_opinions(folder: Path, *, count: int = 48) -> None:
         for number in range(count)
     ]
     write_tsv(folder / "train.tsv", names=["sentence", "label"], rows=rows)
-    write_tsv(folder / "dev.tsv", names=["sentence", "label"], rows=[(f"so {text}", label) for text, label in rows])
+    write_tsv(folder / "dev.tsv", names=["sentence", "label"], rows=[(f"{text} .", label) for text, label in rows])
     write_tsv(folder / "test.tsv", names=["index", "sentence"], rows=[(n, text) for n, (text, _) in enumerate(rows)])

@@ -84,6 +84,8 @@ def _squad(*names: str) -> dict[str, tuple[str, ...]]:
     return {split: tuple(name.format(split) for name in names) for split in ("train", "dev")}
 
 
+XQUAD = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
+"""Its languages: a task each, since all have the same ids."""
 _UD = {split: (f"*-ud-{split}.conllu",) for split in ("train", "dev", "test")}
 
 TASKS = {
@@ -126,8 +128,11 @@ TASKS = {
         Task("ud-pos", "tagging", _UD, ("accuracy",), reader="conllu", layout="conll"),
         Task("squad", "qa", _squad("{}-v1.1.json"), ("answer_f1", "exact_match"), reader="squad", layout="squad"),
         Task("squad2", "qa", _squad("{}-v2.0*.json"), ("answer_f1", "exact_match"), reader="squad", layout="squad"),
-        Task("xquad", "qa", {"train": ("train-v1.1.json",), "dev": ("xquad.??.json",)}, ("answer_f1", "exact_match"),
-             reader="squad", layout="squad"),
+        *(
+            Task(f"xquad-{language}", "qa", {"train": ("train-v1.1.json",), "dev": (f"xquad.{language}.json",)},
+                 ("answer_f1", "exact_match"), reader="squad", layout="squad")
+            for language in XQUAD
+        ),
         Task("korquad", "qa", _squad("KorQuAD_v1.0_{}.json"), ("answer_f1", "exact_match"), reader="squad",
              layout="squad"),
         Task("swag", "choice", {"train": ("train.csv",), "dev": ("val.csv", "dev.csv"), "test": ("test.csv",),
