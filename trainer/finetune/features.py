@@ -153,9 +153,9 @@ def _tag(
     places: list[int] = []
     last = -1
     for start, _ in encoding.offsets:
-        unit = bisect_right(starts, start) - 1
-        places.append(unit if unit != last else -1)
-        last = unit
+        own_unit = bisect_right(starts, start) - 1
+        places.append(own_unit if own_unit != last else -1)
+        last = own_unit
     room = encoder.max_length - 2
     for first in range(0, max(1, len(places)), room):
         own = places[first : first + room]

@@ -167,7 +167,7 @@ def take_step(
     batch = pack(features, kind=model.kind, device=model.head.weight.device)
     loss = mean_loss(model(batch), kind=model.kind, batch=batch)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     if config.optimizer.clip_norm > 0.0:
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
     optimizer.step()

@@ -63,8 +63,8 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
         f"{base_names(found[alone])} is the one file of {config.task} here: {len(train)} of its examples are for "
         f"training, {len(dev)} are held out, by a hash of their ids; results compare with those of this split alone"
     )
-    rest = {split: read[split] for split in ("test", "test-mm") if split in read}
-    return Splits(train, {"dev": dev, **rest}, by_hash=True)
+    evaluated = {"dev": dev} | {split: read[split] for split in read if split.startswith("test")}
+    return Splits(train, evaluated, by_hash=True)
 
 
 def divide(examples: Sequence[Example], *, share: float) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
