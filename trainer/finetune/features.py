@@ -170,7 +170,8 @@ def _tag(
 def _window(
     example: Question, question: list[int], context: Encoding, *, number: int, encoder: TextEncoder, stride: int
 ) -> Iterator[Feature]:
-    head = [encoder.cls, *question[:LONGEST_QUESTION], encoder.sep]
+    longest = min(LONGEST_QUESTION, (encoder.max_length - 3) // 2)  # half of a short row is for the context
+    head = [encoder.cls, *question[:longest], encoder.sep]
     room = encoder.max_length - len(head) - 1
     spans = list(window_spans(len(context.ids), room=room, stride=min(stride, room)))
     answer = _find_answer(example, context)

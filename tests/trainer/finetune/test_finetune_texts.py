@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.signals import StopRequest
-from task_models import BAD, GOOD, make_config, write_opinions, write_tsv
+from task_models import BAD, GOOD, make_config, write_model, write_opinions, write_tsv
 from trainer.finetune import Result, finetune, main
 from trainer.finetune.tables import read_table
 
@@ -48,17 +48,19 @@ def test_the_command_ends_with_the_metric_and_leaves_predictions(
     )
 
 
-def test_a_stopped_run_goes_on_with_the_same_bits(model: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """With dropout, and stopped inside the second epoch."""
+    model = write_model(tmp_path / "model", dropout=0.1)
     write_opinions(tmp_path / "data")
     whole = run("sst2", model=model, data=tmp_path / "data", output=tmp_path / "whole", epochs=2.0)
     config = make_config("sst2", model=model, data=tmp_path / "data", output=tmp_path / "stopped", epochs=2.0)
-    for _ in range(3):
+    for _ in range(8):
         stop = StopRequest()
         stop.signal_number = 15
         assert finetune(config, say=lambda line: None, stop=stop) is None
     said: list[str] = []
     found = finetune(config, say=said.append)
-    assert "going on from step 3 of 12" in said
+    assert "going on from step 8 of 12" in said
     assert found is not None
     assert found.metrics == whole.metrics
     states = [torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("whole", "stopped")]

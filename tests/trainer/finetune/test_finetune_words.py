@@ -149,6 +149,13 @@ def test_each_token_counts_where_it_has_most_context(model: Path) -> None:
     assert features[-1].target == (0, 0)
 
 
+def test_a_long_question_leaves_half_a_row_to_the_context(model: Path) -> None:
+    question = Question("0", "kim " * 40, "the film was good", ())
+    features = make_features([question], encoder=TextEncoder(model, max_length=9), labels=(), stride=128)
+    assert [len(feature.rows[0].ids) for feature in features] == [9, 7]
+    assert [feature.rows[0].first_length for feature in features] == [5, 5]
+
+
 @pytest.mark.parametrize(
     ("answer", "gold", "exact", "f1"),
     [
