@@ -1,0 +1,136 @@
+"""Published files are read as they are; the counts are those that their authors give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from trainer.finetune.config import Columns, FinetuneConfig
+from trainer.finetune.examples import ChoiceExample, Question, TaggedExample, TextExample
+from trainer.finetune.splits import Splits, read_splits
+from trainer.finetune.tasks import find_task
+
+PLACES = {
+    "cola": ("eval/glue/CoLA", 8551, {"dev": 1043}),
+    "sst2": ("eval/glue/SST-2", 6920, {"dev": 872, "test": 1821}),
+    "rte": ("eval/glue/RTE", 2490, {"dev": 277, "test": 3000}),
+    "wnli": ("eval/glue/WNLI", 635, {"dev": 71, "test": 146}),
+    "stsb": ("eval/glue/STS-B", 5749, {"dev": 1500, "test": 1379}),
+    "wnut17": ("eval/ner/wnut17", 3394, {"dev": 1009, "test": 1287}),
+}
+"""Folder, training examples, others."""
+BY_HASH = {
+    "nsmc": ("korean/nsmc", None),
+    "klue-nli": ("korean/klue", 3000),
+    "klue-sts": ("korean/klue", 519),
+    "klue-ner": ("korean/klue", 5000),
+    "korquad": ("korean/korquad", 5774),
+    "swag": ("eval/swag", None),
+    "squad2": ("eval/squad", None),
+}
+"""Folder with one file alone, and its examples."""
+
+
+def read(task: str, *, folder: Path, said: list[str] | None = None) -> Splits:
+    config = FinetuneConfig(task=task, model="", data=str(folder), output="")
+    return read_splits(find_task(task, columns=Columns()), config=config, say=(said if said is not None else []).append)
+
+
+@pytest.mark.parametrize("task", PLACES)
+def test_the_splits_of_published_files_are_whole(shared_data: Path, task: str) -> None:
+    place, train, others = PLACES[task]
+    found = read(task, folder=shared_data / place)
+    assert not found.by_hash
+    assert len(found.train) == train
+    assert {split: len(examples) for split, examples in found.evaluated.items()} == others
+
+
+@pytest.mark.parametrize("task", BY_HASH)
+def test_one_file_alone_is_split_by_hash_which_is_said(shared_data: Path, task: str) -> None:
+    place, count = BY_HASH[task]
+    said: list[str] = []
+    found = read(task, folder=shared_data / place, said=said)
+    dev = found.evaluated["dev"]
+    assert found.by_hash
+    assert len(said) == 1
+    assert "by a hash of their ids" in said[0]
+    if count is not None:
+        assert len(found.train) + len(dev) == count
+    assert len(dev) == pytest.approx(0.2 * (len(found.train) + len(dev)), rel=0.2)
+    assert not {example.id for example in dev} & {example.id for example in found.train}
+    assert read(task, folder=shared_data / place) == found
+
+
+def test_what_stands_in_the_files_is_what_is_read(shared_data: Path) -> None:
+    cola = read("cola", folder=shared_data / "eval/glue/CoLA")
+    text = "Our friends won't buy this analysis, let alone the next one we propose."
+    assert cola.train[0] == TextExample("0", text, None, "1")
+    rte = read("rte", folder=shared_data / "eval/glue/RTE")
+    assert isinstance(rte.evaluated["test"][0], TextExample)
+    assert rte.evaluated["test"][0].label is None
+    sts = read("stsb", folder=shared_data / "eval/glue/STS-B")
+    assert sts.train[1] == TextExample("1", "A man is playing a large flute.", "A man is playing a flute.", 3.8)
+    klue = read("klue-sts", folder=shared_data / "korean/klue")
+    assert all(isinstance(one, TextExample) and isinstance(one.label, float) and one.second for one in klue.train)
+    ner = read("klue-ner", folder=shared_data / "korean/klue")
+    first = next(one for one in (*ner.train, *ner.evaluated["dev"]) if one.id == "0")
+    assert isinstance(first, TaggedExample)
+    assert first.labels is not None
+    assert "".join(first.units[:3]) == "\uacbd\ucc30\uc740"
+    assert first.labels[:4] == ("B-OG", "I-OG", "O", "O")
+    nsmc = read("nsmc", folder=shared_data / "korean/nsmc")
+    assert Counter(one.label for one in nsmc.train if isinstance(one, TextExample)).keys() == {"0", "1"}
+
+
+def test_answers_stand_where_the_files_say(shared_data: Path) -> None:
+    seen = Counter[str]()
+    for task, place in (("squad2", "eval/squad"), ("xquad-en", "eval/squad"), ("korquad", "korean/korquad")):
+        found = read(task, folder=shared_data / place)
+        for question in (*found.train, *found.evaluated["dev"]):
+            assert isinstance(question, Question)
+            for text, start in question.answers or ():
+                assert question.context[start : start + len(text)] == text
+            seen[f"{task} {bool(question.answers)}"] += 1
+    assert seen["squad2 False"] > 10
+    assert seen["xquad-en False"] == seen["korquad False"] == 0
+
+
+def test_universal_dependencies_are_read_in_two_languages(shared_data: Path) -> None:
+    english = read("ud-pos", folder=shared_data / "eval/pos/ud-english-ewt")
+    first = next(one for one in (*english.train, *english.evaluated["dev"]) if one.id == "0")
+    assert isinstance(first, TaggedExample)
+    assert first.units[:3] == ("From", "the", "AP")
+    assert (first.labels or ())[:3] == ("ADP", "DET", "PROPN")
+    assert english.by_hash
+    assert "test" in english.evaluated
+
+
+def test_choices_follow_their_text(shared_data: Path) -> None:
+    found = read("swag", folder=shared_data / "eval/swag")
+    one = next(each for each in found.train if isinstance(each, ChoiceExample) and "lower their eyes" in each.first)
+    assert one.first == "Students lower their eyes nervously."
+    assert one.choices[1] == "She turns with two students."
+
+
+def test_what_is_not_as_published_is_told_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"task=sst: did you mean sst2\?"):
+        find_task("sst", columns=Columns())
+    with pytest.raises(ValueError, match=r"columns has no effect with task=rte.*give task=pair"):
+        find_task("rte", columns=Columns(first="x"))
+    with pytest.raises(ValueError, match=r"holds no file of task=sst2; it has files named dev.tsv"):
+        read("sst2", folder=tmp_path)
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\ngood\t1\nbad\n")
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\t2\n")
+    with pytest.raises(ValueError, match=r"train.tsv line 3: has 1 fields, 2 are needed"):
+        read("sst2", folder=tmp_path)
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\ngood\t1\n")
+    with pytest.raises(ValueError, match=r"dev.tsv line 2: label is '2', not one of 0, 1"):
+        read("sst2", folder=tmp_path)
+    (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
+    with pytest.raises(ValueError, match=r"train.tsv: byte 15 is not UTF-8"):
+        read("sst2", folder=tmp_path)
+    (tmp_path / "train.tsv").rename(tmp_path / "train.tsv.xz")
+    with pytest.raises(ValueError, match=r"train.tsv.xz: cannot be decompressed"):
+        read("sst2", folder=tmp_path)

@@ -1,0 +1,109 @@
+"""The settings of a fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.settings import Settings
+from trainer.config import BatchConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
+from trainer.config import ModelConfig as _ModelConfig
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class FinetuneOptimizer(OptimizerConfig):
+    """AdamW; biases and LayerNorm are not decayed."""
+
+    learning_rate: PositiveFloat = 5e-5
+    """Peak learning rate."""
+    head_learning_rate: PositiveFloat | None = None
+    """Peak learning rate of the task's head; null: learning_rate."""
+    layer_decay: Share = 1.0
+    """The rate of each layer is so many times that of what stands above it: pooler and head have learning_rate, the
+    last layer layer_decay times that, the embeddings are the lowest."""
+    frozen_layers: Annotated[int, Field(ge=0)] | None = None
+    """0: the embeddings keep their weights; N: the lowest N layers too; null: all weights learn."""
+
+
+class FinetuneSchedule(ScheduleConfig):
+    """Learning rate as a function of the step."""
+
+    warmup_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Used where warmup_steps is null."""
+
+
+class Columns(Settings):
+    """Where a task of your own has its texts and labels; a name that is missing in the file is refused."""
+
+    id: str | None = None
+    """Names a row in the predictions; null: the rows' numbers."""
+    first: str = "text"
+    """The text, or the first of two. tagging: a list of words, or words with spaces between. qa: the context."""
+    second: str = "text2"
+    """The second text of a pair. qa: the question."""
+    choices: tuple[str, ...] = ()
+    """choice: the columns of the choices, in order; none: choice0, choice1, ... as far as there are."""
+    label: str = "label"
+    """The class, the number, the labels of the words, or the number of the right choice. qa: a list of answers."""
+    start: str = "answer_start"
+    """qa: where each answer begins in the context, in characters."""
+
+
+class FinetuneConfig(Settings):
+    """One model on one task."""
+
+    task: str
+    """A published task (cola, sst2, nsmc, rte, ...), or classification, pair, regression, tagging, qa or choice."""
+    model: str
+    """Folder of an export, or of a BERT saved by transformers; a path or URL."""
+    data: str
+    """Folder of the task's files, with the names that they were published under; a path or URL."""
+    output: str
+    """Folder for metrics and predictions."""
+    columns: Columns = Columns()
+    """Of a task of your own."""
+    epochs: PositiveFloat = 3.0
+    """Passes over the training examples."""
+    batch_size: Positive = 32
+    """Examples of a step."""
+    evaluation_batch_size: Positive = 64
+    """Examples at once where nothing is learned."""
+    max_length: Annotated[int, Field(ge=8)] | None = None
+    """Longest row in tokens; null: 128, for answers 384, and at most what the model is for."""
+    stride: Positive = 128
+    """qa: tokens from the start of one window of a context to the next."""
+    max_answer_length: Positive = 30
+    """qa: tokens of the longest answer."""
+    num_best: Positive = 20
+    """qa: answers of a question that are kept."""
+    max_train_examples: Positive | None = None
+    """Train on so many, drawn by seed; null: on all."""
+    dev_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """Of the examples held out by hash where the data have one file alone."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
+    """Seed of the head, the order and dropout."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs, in fp32."""
+    optimizer: FinetuneOptimizer = FinetuneOptimizer()
+    """The update rule."""
+    schedule: FinetuneSchedule = FinetuneSchedule()
+    """The learning rate."""
+    lease_timeout_s: Positive = 60
+    """Silence after which a command on another host that holds the output counts as dead."""
+
+    def pretraining(self, *, num_steps: int, model: _ModelConfig) -> TrainerConfig:
+        """What pretraining calls the same: for the rates of its schedule."""
+        return TrainerConfig(
+            data=self.data,
+            output=self.output,
+            model=model,
+            batch=BatchConfig(pairs=self.batch_size),
+            max_steps=num_steps,
+            optimizer=OptimizerConfig(learning_rate=self.optimizer.learning_rate),
+            schedule=ScheduleConfig(**self.schedule.model_dump()),
+        )
