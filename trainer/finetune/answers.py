@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from trainer.finetune.examples import Example, Question
 from trainer.finetune.predictions import Answers, Prediction
+from trainer.finetune.tasks import AnswerRules
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _KORQUAD_MARKS = "'\"\u300a\u300b<>\u3008\u3009()\u2018\u2019"
@@ -28,32 +29,32 @@ def normalize_korean(text: str) -> str:
     return " ".join(kept.split())
 
 
-def f1_of(answer: str, *, gold: str, korean: bool = False) -> float:
-    """F1 over words; korean: over characters of the words. Both empty: 1, one of them: 0."""
-    if korean:
+def f1_of(answer: str, *, gold: str, rules: AnswerRules) -> float:
+    """Return F1 over words, or over characters for korquad. If both are empty: 1 for squad2, else 0."""
+    if rules == "korquad":
         found, wanted = (list(normalize_korean(text).replace(" ", "")) for text in (answer, gold))
     else:
         found, wanted = (normalize_answer(text).split() for text in (answer, gold))
     if not found or not wanted:
-        return float(found == wanted)
+        return float(rules == "squad2" and found == wanted)
     same = sum((Counter(found) & Counter(wanted)).values())
     return 2 * same / (len(found) + len(wanted))
 
 
-def matches(answer: str, *, gold: str, korean: bool = False) -> bool:
-    """Whether both are the same once normalized."""
-    normalize = normalize_korean if korean else normalize_answer
+def matches(answer: str, *, gold: str, rules: AnswerRules) -> bool:
+    """Return whether both are the same once normalized."""
+    normalize = normalize_korean if rules == "korquad" else normalize_answer
     return normalize(answer) == normalize(gold)
 
 
-def score_text(text: str, *, question: Question, korean: bool) -> tuple[float, float]:
-    """Exact match and F1 of one answer against the best fitting of the people's; no answer is the text ""."""
+def score_text(text: str, *, question: Question, rules: AnswerRules) -> tuple[float, float]:
+    """Return exact match and F1 of one answer, each against the correct answer that gives most. "" is no answer."""
     golds = [gold for gold, _ in question.answers or ()]
-    if not korean:  # as evaluate-v2.0.py: an answer of nothing but articles is none
+    if rules == "squad2":  # evaluate-v2.0.py drops correct answers that are empty once normalized, such as "the"
         golds = [gold for gold in golds if normalize_answer(gold)]
     golds = golds or [""]
-    exact = max(float(matches(text, gold=gold, korean=korean)) for gold in golds)
-    return exact, max(f1_of(text, gold=gold, korean=korean) for gold in golds)
+    exact = max(float(matches(text, gold=gold, rules=rules)) for gold in golds)
+    return exact, max(f1_of(text, gold=gold, rules=rules) for gold in golds)
 
 
 def choose_texts(predictions: Sequence[Prediction], *, threshold: float | None) -> list[str]:
@@ -74,7 +75,7 @@ def tune_threshold(predictions: Sequence[Prediction], *, examples: Sequence[Exam
     for answers, question in zip(predictions, examples, strict=True):
         assert isinstance(answers, Answers)
         assert isinstance(question, Question)
-        with_answer = score_text(answers.best[0].text, question=question, korean=False)[1]
+        with_answer = score_text(answers.best[0].text, question=question, rules="squad2")[1]
         rows.append((answers.null_odds, with_answer - float(not question.answers)))
     best, total, threshold = 0.0, 0.0, min((odds for odds, _ in rows), default=0.0) - 1.0
     for odds, gain in sorted(rows):

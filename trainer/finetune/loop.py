@@ -222,7 +222,8 @@ def _evaluate(
     threshold: float | None = None
     for split, examples in splits.evaluated.items():
         predicted = predict(model, task=task, examples=examples, encoder=encoder, labels=labels, config=config)
-        if split == "dev" and any(isinstance(one, Question) and one.answers == () for one in examples):
+        unanswerable = any(isinstance(example, Question) and example.answers == () for example in examples)
+        if split == "dev" and unanswerable and task.answer_rules == "squad2":
             threshold = answers.tune_threshold(predicted, examples=examples)
             say(f"no answer where its odds exceed {threshold:.3f}, the best on dev")
         values = scores.score(task, examples=examples, predictions=predicted, threshold=threshold)

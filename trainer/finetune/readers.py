@@ -231,13 +231,24 @@ def _read_conllu(path: Location, task: Task, split: str) -> Iterator[Example]:
 def _read_squad(path: Location, task: Task, split: str) -> Iterator[Example]:
     tree = read_json(path)
     try:
-        for paragraph in (each for article in tree["data"] for each in article["paragraphs"]):
-            for entry in paragraph["qas"]:
-                given = entry.get("answers")
-                answers = None if given is None else tuple((one["text"], one["answer_start"]) for one in given)
-                yield Question(str(entry["id"]), entry["question"], paragraph["context"], answers)
+        for article in tree["data"]:
+            if "paragraphs" not in article:  # a question with its context, as the Hub's copy of SQuAD has them
+                yield _check_question(_to_answered(article, context=article["context"]), place=str(path))
+            for paragraph in article.get("paragraphs", ()):
+                for entry in paragraph["qas"]:
+                    yield _to_answered(entry, context=paragraph["context"])
     except (KeyError, TypeError) as error:
         raise TaskDataError(f"{path}: is not laid out as SQuAD: {error} is missing; copy the file again") from error
+
+
+def _to_answered(entry: Mapping[str, Any], *, context: str) -> Question:
+    given = entry.get("answers")
+    answers: tuple[tuple[str, int], ...] | None = None
+    if isinstance(given, Mapping):
+        answers = tuple(zip(given["text"], given["answer_start"], strict=True))
+    elif given is not None:
+        answers = tuple((one["text"], one["answer_start"]) for one in given)
+    return Question(str(entry["id"]), entry["question"], context, answers)
 
 
 _READERS: dict[str, Callable[[Location, Task, str], Iterator[Example]]] = {

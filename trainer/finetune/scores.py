@@ -80,10 +80,9 @@ def guess_majority(task: Task, *, train: Sequence[Example], examples: Sequence[E
 def _score_answers(
     task: Task, known: Sequence[tuple[Any, Prediction, Example]], *, threshold: float | None
 ) -> dict[str, float]:
-    korean = task.name == "korquad"
     texts = answers.choose_texts([prediction for _, prediction, _ in known], threshold=threshold)
     rows = [
-        answers.score_text(text, question=example, korean=korean)
+        answers.score_text(text, question=example, rules=task.answer_rules)
         for text, (_, _, example) in zip(texts, known, strict=True)
         if isinstance(example, Question)
     ]

@@ -1,12 +1,13 @@
 """A task's examples: train, dev and test as the files have them, or by hash where there is one file alone.
 
-An example's side of a split by hash depends on its id alone, so that it stays there when others are added.
+In a split by hash, an example's side depends on its text alone: equal texts, and all questions to one context, are on
+one side, and stay there when examples are added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
 from pipeline import draws, storage
@@ -14,7 +15,7 @@ from pipeline.console import Say
 from pipeline.storage import Location, locate
 from trainer.finetune import readers
 from trainer.finetune.config import FinetuneConfig
-from trainer.finetune.examples import Example, TaskDataError
+from trainer.finetune.examples import Example, Question, TaggedExample, TaskDataError
 from trainer.finetune.tables import COMPRESSED
 from trainer.finetune.tasks import Task
 
@@ -61,7 +62,7 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
         raise TaskDataError(f"{found[alone][0]}: {len(read[alone])} examples are too few to be split; give more")
     say(
         f"{base_names(found[alone])} is the one file of {config.task} here: {len(train)} of its examples are for "
-        f"training, {len(dev)} are held out, by a hash of their ids; results compare with those of this split alone"
+        f"training, {len(dev)} are held out, by a hash of their texts; results compare only with results of this split"
     )
     evaluated = {"dev": dev} | {split: read[split] for split in read if split.startswith("test")}
     return Splits(train, evaluated, by_hash=True)
@@ -70,9 +71,18 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
 def divide(examples: Sequence[Example], *, share: float) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """Examples to train on and those held out, about `share` of all."""
     limit = share * 2.0**64
-    held = [draws.key(SPLIT_SEED, "split", example.id) < limit for example in examples]
+    held = [draws.key(SPLIT_SEED, "split", shared_text(example)) < limit for example in examples]
     train = tuple(example for example, out in zip(examples, held, strict=True) if not out)
     return train, tuple(example for example, out in zip(examples, held, strict=True) if out)
+
+
+def shared_text(example: Example) -> str:
+    """Return the text that an example may share with others: the context of a question, the first of two texts."""
+    if isinstance(example, Question):
+        return example.context
+    if isinstance(example, TaggedExample):
+        return example.separator.join(example.units)
+    return example.first
 
 
 def find_files(task: Task, *, folder: Location, split: str) -> list[Location]:
@@ -91,5 +101,9 @@ def base_names(paths: Sequence[Location]) -> str:
 
 
 def _read(paths: Sequence[Location], *, task: Task, split: str) -> Iterator[Example]:
-    for path in paths:
-        yield from readers.read_examples(path, task=task, split=split)
+    """Read all files of a split. If an id occurs in several files, all ids begin with the name of their file."""
+    files = {storage.base_name(path): list(readers.read_examples(path, task=task, split=split)) for path in paths}
+    ids = [{example.id for example in examples} for examples in files.values()]
+    repeated = sum(map(len, ids)) > len(set().union(*ids))
+    for name, examples in files.items():
+        yield from (replace(example, id=f"{name}:{example.id}") if repeated else example for example in examples)

@@ -15,6 +15,8 @@ Metric: TypeAlias = Literal[
     "accuracy", "f1", "matthews", "pearson", "spearman", "entity_f1", "exact_match", "answer_f1"
 ]
 Reader: TypeAlias = Literal["table", "nsmc", "conll", "conllu", "klue_ner", "squad"]
+AnswerRules: TypeAlias = Literal["squad", "squad2", "korquad"]
+"""The published scorer by whose rules answers are compared: evaluate-v1.1.py, evaluate-v2.0.py or KorQuAD's."""
 Layout: TypeAlias = Literal["glue", "table", "conll", "squad", "choice"]
 
 TABLES = ("csv", "tsv", "jsonl", "json", "parquet")
@@ -47,6 +49,8 @@ class Task:
     """Predictions in the layout of GLUE: the file's name without its ending."""
     bounds: tuple[float, float] | None = None
     """regression: least and greatest number."""
+    answer_rules: AnswerRules = "squad2"
+    """qa: how answers are compared; only squad2 knows questions without an answer."""
     f1_above: float | None = None
     """regression: two classes for F1, those of at least so much and the others."""
 
@@ -126,19 +130,23 @@ TASKS = {
                                    "test": ("emerging.test.annotated",)},
              ("entity_f1", "accuracy"), reader="conll", layout="conll"),
         Task("ud-pos", "tagging", _UD, ("accuracy",), reader="conllu", layout="conll"),
-        Task("squad", "qa", _squad("{}-v1.1.json"), ("answer_f1", "exact_match"), reader="squad", layout="squad"),
+        Task("squad", "qa", _squad("{}-v1.1.json"), ("answer_f1", "exact_match"), reader="squad", layout="squad",
+             answer_rules="squad"),
         Task("squad2", "qa", _squad("{}-v2.0*.json"), ("answer_f1", "exact_match"), reader="squad", layout="squad"),
         *(
             Task(f"xquad-{language}", "qa", {"train": ("train-v1.1.json",), "dev": (f"xquad.{language}.json",)},
-                 ("answer_f1", "exact_match"), reader="squad", layout="squad")
+                 ("answer_f1", "exact_match"), reader="squad", layout="squad", answer_rules="squad")
             for language in XQUAD
         ),
         Task("korquad", "qa", _squad("KorQuAD_v1.0_{}.json"), ("answer_f1", "exact_match"), reader="squad",
-             layout="squad"),
+             layout="squad", answer_rules="korquad"),
         Task("swag", "choice", {"train": ("train.csv",), "dev": ("val.csv", "dev.csv"), "test": ("test.csv",),
-                                "all": ("*.csv",)},
+                                "all": ("*swag*.csv", "*.csv", "*.json")},
              ("accuracy",), Columns(first="sent1", choices=("ending0", "ending1", "ending2", "ending3")),
              layout="choice"),
+        Task("codah", "choice", {"train": ("full_data.tsv", "codah*.tsv")}, ("accuracy",),
+             Columns(choices=("choice0", "choice1", "choice2", "choice3")), layout="choice",
+             header=("category", "text", "choice0", "choice1", "choice2", "choice3", "label")),
     )
 }  # fmt: skip
 """By the name that --task takes."""

@@ -172,18 +172,20 @@ def test_a_long_question_leaves_half_a_row_to_the_context(model: Path) -> None:
 )
 def test_answers_are_compared_as_by_squads_scorer(answer: str, gold: str, exact: bool, f1: float) -> None:
     """By hand from evaluate-v2.0.py."""
-    assert matches(answer, gold=gold) == exact
-    assert f1_of(answer, gold=gold) == pytest.approx(f1)
+    assert matches(answer, gold=gold, rules="squad2") == exact
+    assert f1_of(answer, gold=gold, rules="squad2") == pytest.approx(f1)
 
 
 def test_the_best_of_several_answers_counts_and_korean_by_characters() -> None:
     several = Question("0", "", "", (("in the 10th century", 0), ("10th", 7), ("the", 3)))
-    assert score_text("10th century", question=several, korean=False) == (0.0, pytest.approx(0.8))
-    assert score_text("the", question=Question("0", "", "", (("the", 0),)), korean=False) == (1.0, 1.0)
+    assert score_text("10th century", question=several, rules="squad2") == (0.0, pytest.approx(0.8))
+    article = Question("0", "", "", (("the", 0),))
+    assert score_text("the", question=article, rules="squad2") == (1.0, 1.0)
+    assert score_text("the", question=article, rules="squad") == (1.0, 0.0)  # evaluate-v1.1.py: no word in common
     korean = Question("0", "", "", (("\uc911\ub825", 0),))
-    assert score_text("\uc911\ub825\uc758", question=korean, korean=True) == (0.0, pytest.approx(0.8))
-    assert score_text("\u300a\uc911\ub825\u300b", question=korean, korean=True) == (1.0, 1.0)
-    assert score_text("\uc911\ub825\uc758", question=korean, korean=False) == (0.0, 0.0)
+    assert score_text("\uc911\ub825\uc758", question=korean, rules="korquad") == (0.0, pytest.approx(0.8))
+    assert score_text("\u300a\uc911\ub825\u300b", question=korean, rules="korquad") == (1.0, 1.0)
+    assert score_text("\uc911\ub825\uc758", question=korean, rules="squad") == (0.0, 0.0)
 
 
 def test_the_threshold_is_the_best_there_is() -> None:
@@ -195,7 +197,7 @@ def test_the_threshold_is_the_best_there_is() -> None:
     for value in (-9.0, *odds):
         texts = choose_texts(found, threshold=value)
         shares[value] = sum(
-            score_text(text, question=one, korean=False)[1] for text, one in zip(texts, questions, strict=True)
+            score_text(text, question=one, rules="squad2")[1] for text, one in zip(texts, questions, strict=True)
         )
     assert shares[threshold] == max(shares.values()) == 5.0
     assert choose_texts(found, threshold=None) == ["x"] * 6

@@ -9,7 +9,8 @@ import pytest
 
 from trainer.finetune.config import Columns, FinetuneConfig
 from trainer.finetune.examples import ChoiceExample, Question, TaggedExample, TextExample
-from trainer.finetune.splits import Splits, read_splits
+from trainer.finetune.readers import read_examples
+from trainer.finetune.splits import Splits, read_splits, shared_text
 from trainer.finetune.tasks import find_task
 
 PLACES = {
@@ -28,6 +29,7 @@ BY_HASH = {
     "klue-ner": ("korean/klue", 5000),
     "korquad": ("korean/korquad", 5774),
     "swag": ("eval/swag", None),
+    "codah": ("eval/swag", 2776),
     "squad2": ("eval/squad", None),
 }
 """Folder with one file alone, and its examples."""
@@ -55,10 +57,11 @@ def test_one_file_alone_is_split_by_hash_which_is_said(shared_data: Path, task: 
     dev = found.evaluated["dev"]
     assert found.by_hash
     assert len(said) == 1
-    assert "by a hash of their ids" in said[0]
+    assert "by a hash of their texts" in said[0]
     if count is not None:
         assert len(found.train) + len(dev) == count
-    assert len(dev) == pytest.approx(0.2 * (len(found.train) + len(dev)), rel=0.2)
+    held_out, texts = (len({shared_text(one) for one in side}) for side in (dev, (*found.train, *dev)))
+    assert held_out == pytest.approx(0.2 * texts, abs=3 * (0.2 * 0.8 * texts) ** 0.5)  # three standard deviations
     assert not {example.id for example in dev} & {example.id for example in found.train}
     assert read(task, folder=shared_data / place) == found
 
@@ -112,6 +115,37 @@ def test_choices_follow_their_text(shared_data: Path) -> None:
     one = next(each for each in found.train if isinstance(each, ChoiceExample) and "lower their eyes" in each.first)
     assert one.first == "Students lower their eyes nervously."
     assert one.choices[1] == "She turns with two students."
+
+
+@pytest.mark.parametrize(("task", "place"), [("korquad", "korean/korquad"), ("klue-nli", "korean/klue")])
+def test_equal_texts_are_on_one_side_of_a_split_by_hash(shared_data: Path, task: str, place: str) -> None:
+    found = read(task, folder=shared_data / place)
+    sides = [{shared_text(example) for example in side} for side in (found.train, found.evaluated["dev"])]
+    assert not sides[0] & sides[1]
+
+
+def test_the_layouts_of_the_hub_are_read(shared_data: Path, tmp_path: Path) -> None:
+    """SQuAD 2.0 without paragraphs, and SWAG as JSON objects one behind another."""
+    samples = shared_data / "eval/hf-tests-samples"
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        (tmp_path / name).write_bytes((samples / "SQUAD/sample.json").read_bytes())
+    found = read("squad2", folder=tmp_path)
+    first = found.train[0]
+    assert isinstance(first, Question)
+    assert (first.question, (first.answers or ())[0]) == ("In what country is Normandy located?", ("France", 159))
+    assert {bool(one.answers) for one in found.train if isinstance(one, Question)} == {True, False}
+    one = next(read_examples(samples / "swag/sample.json", task=find_task("swag", columns=Columns()), split="all"))
+    assert isinstance(one, ChoiceExample)
+    assert one.choices[0] == "A drum line passes by walking down the street playing their instruments."
+    stsb = read("stsb", folder=samples / "STS-B")
+    assert len(stsb.evaluated["dev"]) > 1
+
+
+def test_codah_is_read_as_published(shared_data: Path) -> None:
+    found = read("codah", folder=shared_data / "eval/swag")
+    one = next(each for each in (*found.train, *found.evaluated["dev"]) if each.id == "0")
+    assert isinstance(one, ChoiceExample)
+    assert (one.choices[3], one.label) == ("tempted to snack when I feel this way.", 3)
 
 
 def test_what_is_not_as_published_is_told_with_its_place(tmp_path: Path) -> None:
