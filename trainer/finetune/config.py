@@ -87,8 +87,10 @@ class FinetuneConfig(Settings):
     """Of the examples held out by hash where the data have one file alone."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of the head, the order and dropout."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs, in fp32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs, in fp32 (products on a GPU in TF32). auto: on a GPU if there is one."""
+    keep_model: bool = True
+    """Write the trained model to OUTPUT/model, as a folder that transformers loads."""
     optimizer: FinetuneOptimizer = FinetuneOptimizer()
     """The update rule."""
     schedule: FinetuneSchedule = FinetuneSchedule()
@@ -107,3 +109,28 @@ class FinetuneConfig(Settings):
             optimizer=OptimizerConfig(learning_rate=self.optimizer.learning_rate),
             schedule=ScheduleConfig(**self.schedule.model_dump()),
         )
+
+
+class GridConfig(Settings):
+    """The settings that --grid tries, each with each. The defaults are those of Devlin et al. 2019, appendix A.3."""
+
+    batch_sizes: tuple[Positive, ...] = (16, 32)
+    """Values of batch_size."""
+    learning_rates: tuple[PositiveFloat, ...] = (5e-5, 3e-5, 2e-5)
+    """Values of optimizer.learning_rate."""
+    epochs: tuple[PositiveFloat, ...] = (2.0, 3.0, 4.0)
+    """Values of epochs."""
+
+
+class StudyConfig(FinetuneConfig):
+    """One model on one task or on several, once or often."""
+
+    task: str
+    """A published task (cola, sst2, nsmc, rte, ...); classification, pair, regression, tagging, qa or choice; several
+    with commas between (sst2,rte), or `all`: every published task with files in data or in folders below it."""
+    seeds: Positive = 1
+    """Runs of each setting, with seed, seed + 1, and so on. The value of a task is their median."""
+    grid: GridConfig = GridConfig()
+    """Used with --grid."""
+    side_by_side: Positive | None = None
+    """Runs at the same time, each a process with a GPU of its own. Null: as many as there are GPUs, on the CPU one."""

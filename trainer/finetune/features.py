@@ -68,13 +68,19 @@ class TextEncoder:
         self.max_length = max_length
         self.num_cut = 0
         """Rows that were longer so far."""
-        self.cls, self.sep = (self._find(path, token=token) for token in ("[CLS]", "[SEP]"))
+        self.pad, self.cls, self.sep = (self._find(path, token=token) for token in ("[PAD]", "[CLS]", "[SEP]"))
 
     def _find(self, path: Location, *, token: str) -> int:
         found = self._tokenizer.token_to_id(token)
         if found is None:
             raise TaskDataError(f"{path}: has no {token}; give a model with BERT's special tokens")
         return int(found)
+
+    def unknown_share(self, texts: Sequence[str]) -> float:
+        """Return which share of the pieces of `texts` is [UNK]."""
+        ids = [each for encoding in self.encode(texts) for each in encoding.ids]
+        unknown = self._tokenizer.token_to_id("[UNK]")
+        return sum(each == unknown for each in ids) / max(1, len(ids))
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Pieces and their places in the text, without special tokens and not cut."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from pipeline import draws, storage
+from pipeline import draws
 from pipeline.console import Say
 from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
@@ -23,8 +24,9 @@ from trainer.finetune.examples import Example, Question, TaggedExample, TaskData
 from trainer.finetune.features import Feature, TextEncoder, make_features
 from trainer.finetune.heads import TaskModel, by_row, mean_loss
 from trainer.finetune.predictions import Logits, Prediction
+from trainer.finetune.save import MODEL_NAME, save_model
 from trainer.finetune.splits import Splits, read_splits
-from trainer.finetune.state import RESULT_NAME, load_state, read_result, save_state, settings_of
+from trainer.finetune.state import load_state, read_result, remove_state, save_state, write_result
 from trainer.finetune.tasks import Task, find_task
 from trainer.hf import read_longest, read_model
 
@@ -44,6 +46,15 @@ class Result:
     """Every metric by split, of those with labels; `dev majority`: of guessing the commonest label."""
     files: tuple[str, ...]
     """Predictions, below the output."""
+    num_examples: Mapping[str, int]
+    """Examples of train and of each evaluated split."""
+    by_hash: bool
+    """Whether train and dev are parts of one file."""
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Result:
+        """Return the result of which `tree` is the JSON."""
+        return cls(**{**tree, "files": tuple(tree["files"])})
 
     def line(self) -> str:
         """One line of JSON."""
@@ -59,14 +70,13 @@ def finetune(config: FinetuneConfig, *, say: Say, stop: StopRequest | None = Non
     """
     scores.check_libraries()
     task = find_task(config.task, columns=config.columns)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: torch sees no GPU here; leave it out")
+    config = resolve_device(config)
     output = locate(config.output)
     with hold(output, timeout_s=config.lease_timeout_s, say=say, stop=stop):
         done = read_result(output, config=config)
         if done is not None:
-            say(f"{output}: all is done already; remove {RESULT_NAME} to evaluate again")
-            return Result(**{**done["result"], "files": tuple(done["result"]["files"])})
+            say(f"{output}: is done; give another output to train again")
+            return Result.of(done["result"])
         return _finetune(config, task=task, output=output, say=say, stop=stop)
 
 
@@ -96,7 +106,25 @@ def _finetune(
     )
     if not _train(model, features=train, config=config, output=output, say=say, stop=stop):
         return None
-    return _evaluate(model, task=task, splits=splits, encoder=encoder, labels=labels, config=config, say=say)
+    result = _evaluate(model, task=task, splits=splits, encoder=encoder, labels=labels, config=config, say=say)
+    if config.keep_model:
+        save_model(model, source=locate(config.model), target=locate(config.output, MODEL_NAME), pad=encoder.pad,
+                   labels=labels)  # fmt: skip
+    write_result(output, config=config, result=asdict(result))
+    remove_state(output)
+    return result
+
+
+def resolve_device(config: FinetuneConfig) -> FinetuneConfig:
+    """Return the config with device=auto replaced; ConfigError if there is no GPU for device=cuda."""
+    gpus = torch.cuda.is_available()
+    if config.device == "cuda" and not gpus:
+        raise ConfigError("device=cuda: torch sees no GPU here; leave it out")
+    if config.device == "auto":
+        config = config.model_copy(update={"device": "cuda" if gpus else "cpu"})
+    if config.device == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32: fp32 with 10 bits of fraction in products
+    return config
 
 
 def draw_examples(splits: Splits, *, count: int | None, seed: int) -> Splits:
@@ -239,10 +267,6 @@ def _evaluate(
             found[f"{split} majority"] = scores.score(task, examples=examples, predictions=guessed)
         for name in [name for name in (split, f"{split} majority") if name in found]:
             say(f"{name}: " + ", ".join(f"{metric} {value:.4f}" for metric, value in found[name].items()))
-    result = Result(config.task, task.metrics[0], found["dev"][task.metrics[0]], found, tuple(files))
-    tree = {"config": settings_of(config), "result": {
-        "task": result.task, "metric": result.metric, "value": result.value, "metrics": found, "files": files,
-    }}  # fmt: skip
-    text = json.dumps(tree, indent=1, allow_nan=False) + "\n"
-    storage.write_bytes(storage.join(config.output, RESULT_NAME), text.encode("ascii"))
-    return result
+    return Result(config.task, task.metrics[0], found["dev"][task.metrics[0]], found, tuple(files),
+                  {"train": len(splits.train)} | {split: len(each) for split, each in splits.evaluated.items()},
+                  splits.by_hash)  # fmt: skip

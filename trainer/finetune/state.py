@@ -20,7 +20,7 @@ from trainer.finetune.heads import TaskModel
 
 STATE_NAME = "state.pt"
 RESULT_NAME = "result.json"
-_FREE = ("output", "device", "lease_timeout_s", "evaluation_batch_size")
+_FREE = ("output", "device", "lease_timeout_s", "evaluation_batch_size", "keep_model")
 """Settings that change no result."""
 
 
@@ -37,6 +37,13 @@ def read_result(folder: Location, *, config: FinetuneConfig) -> dict[str, Any] |
     tree: dict[str, Any] = json.loads(storage.read_bytes(path))
     _refuse_other(tree["config"], config=config, what="the result")
     return tree
+
+
+def write_result(folder: Location, *, config: FinetuneConfig, result: dict[str, Any]) -> None:
+    """Write the result of a run that is done."""
+    tree = {"config": settings_of(config), "result": result}
+    text = json.dumps(tree, indent=1, allow_nan=False) + "\n"
+    storage.write_bytes(storage.join(folder, RESULT_NAME), text.encode("ascii"))
 
 
 def save_state(folder: Location, *, step: int, model: TaskModel, optimizer: torch.optim.Optimizer,
@@ -59,6 +66,11 @@ def load_state(folder: Location, *, model: TaskModel, optimizer: torch.optim.Opt
     model.load_state_dict(tree["model"])
     optimizer.load_state_dict(tree["optimizer"])
     return int(tree["step"])
+
+
+def remove_state(folder: Location) -> None:
+    """Remove the state of a run that is done: its weights are in the model's folder, its moments are needed no more."""
+    storage.delete(storage.join(folder, STATE_NAME))
 
 
 def _refuse_other(found: dict[str, Any], *, config: FinetuneConfig, what: str) -> None:

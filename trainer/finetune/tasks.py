@@ -51,6 +51,8 @@ class Task:
     """regression: least and greatest number."""
     answer_rules: AnswerRules = "squad2"
     """qa: how answers are compared; only squad2 knows questions without an answer."""
+    own_folder: bool = False
+    """Whether its file names say too little (train.tsv), so that only a folder with the task's name holds the task."""
     f1_above: float | None = None
     """regression: two classes for F1, those of at least so much and the others."""
 
@@ -71,6 +73,7 @@ def _glue(
         header=header,
         headed=("test",),
         layout="glue",
+        own_folder=True,
         file=file,
         bounds=bounds,
     )
@@ -113,10 +116,11 @@ TASKS = {
         _glue("stsb", "STS-B", "regression", first="sentence1", second="sentence2", label="score", labels=(),
               metrics=("spearman", "pearson"), bounds=(0.0, 5.0)),
         Task("imdb", "classification", {"train": ("train.*",), "test": (), "dev": ("test.*", "dev.*")},
-             ("accuracy",), Columns(first="text", label="label")),
+             ("accuracy",), Columns(first="text", label="label"), own_folder=True),
         Task("nsmc", "classification", {"train": ("ratings_train.txt",), "dev": ("ratings_test.txt",),
                                         "all": ("nsmc-raw*.tar", "*.json")},
-             ("accuracy",), Columns(id="id", first="document", label="label"), labels=("0", "1"), reader="nsmc"),
+             ("accuracy",), Columns(id="id", first="document", label="label"), labels=("0", "1"), reader="nsmc",
+             own_folder=True),
         Task("klue-nli", "pair", _klue("nli", "json"), ("accuracy",),
              Columns(id="guid", first="premise", second="hypothesis", label="gold_label"), labels=_NLI),
         Task("klue-sts", "regression", _klue("sts", "json"), ("pearson", "spearman", "f1"),
@@ -125,7 +129,7 @@ TASKS = {
         Task("klue-ner", "tagging", _klue("ner", "tsv"), ("entity_f1", "accuracy"), reader="klue_ner", layout="conll"),
         Task("conll2003", "tagging", {"train": ("train.txt", "eng.train"), "dev": ("valid.txt", "dev.txt", "eng.testa"),
                                       "test": ("test.txt", "eng.testb")},
-             ("entity_f1", "accuracy"), reader="conll", layout="conll"),
+             ("entity_f1", "accuracy"), reader="conll", layout="conll", own_folder=True),
         Task("wnut17", "tagging", {"train": ("wnut17train.conll",), "dev": ("emerging.dev.conll",),
                                    "test": ("emerging.test.annotated",)},
              ("entity_f1", "accuracy"), reader="conll", layout="conll"),
@@ -143,7 +147,7 @@ TASKS = {
         Task("swag", "choice", {"train": ("train.csv",), "dev": ("val.csv", "dev.csv"), "test": ("test.csv",),
                                 "all": ("*swag*.csv", "*.csv", "*.json")},
              ("accuracy",), Columns(first="sent1", choices=("ending0", "ending1", "ending2", "ending3")),
-             layout="choice"),
+             layout="choice", own_folder=True),
         Task("codah", "choice", {"train": ("full_data.tsv", "codah*.tsv")}, ("accuracy",),
              Columns(choices=("choice0", "choice1", "choice2", "choice3")), layout="choice",
              header=("category", "text", "choice0", "choice1", "choice2", "choice3", "label")),

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from packed import padded_rows
+from task_models import WORDS, write_model
 from trainer.data import NO_LABEL
 from trainer.finetune.batches import TaskBatch, pack
 from trainer.finetune.features import Feature, Tokens
 from trainer.finetune.heads import TaskModel, mean_loss
+from trainer.finetune.save import save_model
 from trainer.hf import read_model
 from trainer.hf.weight_names import transformers_names
 
@@ -31,13 +33,13 @@ KINDS = {
 HEADS = {"qa": "qa_outputs"}
 
 
-def make_features(kind: str) -> list[Feature]:
+def make_features(kind: str, *, vocabulary: int = VOCABULARY) -> list[Feature]:
     """Four examples; of answers all of one length, since transformers' softmax runs over [PAD] too."""
     generator = torch.Generator().manual_seed(1)
     lengths = [12] * 4 if kind == "qa" else [5, 12, 9, 20]
 
     def row(length: int) -> Tokens:
-        ids = torch.randint(5, VOCABULARY, (length,), generator=generator).tolist()
+        ids = torch.randint(5, vocabulary, (length,), generator=generator).tolist()
         return Tokens(tuple(ids), length if kind in ("classification", "tagging") else length // 2)
 
     features = []
@@ -119,3 +121,28 @@ def test_the_first_steps_are_those_of_transformers(kind: Any, tmp_path: Path) ->
             optimizer.step()
         losses.append(loss.item())
     assert abs(losses[-1] - losses[0]) > 1e-2
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_loads_what_was_saved(kind: Any, norm: str, tmp_path: Path) -> None:
+    """The class that config.json names, with no missing key, and the same loss; pre-LN is megatron-bert."""
+    source = write_model(tmp_path / "source", norm=norm)
+    labels = (
+        tuple(f"class {number}" for number in range(CLASSES)) if kind in ("classification", "pair", "tagging") else ()
+    )
+    outputs = {"regression": 1, "choice": 1, "qa": 2}.get(kind, CLASSES)
+    model = TaskModel(read_model(source)[0], kind=kind, num_outputs=outputs, seed=5).eval()
+    save_model(model, source=source, target=tmp_path / "saved", pad=0, labels=labels)
+    settings = transformers.AutoConfig.from_pretrained(tmp_path / "saved")
+    cls = getattr(transformers, settings.architectures[0])
+    assert cls.__name__ == ("Megatron" if norm == "pre" else "") + KINDS[kind]
+    other, report = cls.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    if labels:
+        assert other.config.id2label == dict(enumerate(labels))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved").tokenize("goodly") == ["good", "##ly"]
+    batch = pack(make_features(kind, vocabulary=len(WORDS)), kind=kind, device=torch.device("cpu"))
+    found = mean_loss(model(batch), kind=kind, batch=batch)
+    torch.testing.assert_close(found, expected_loss(other.eval(), kind=kind, batch=batch), rtol=1e-5, atol=1e-5)
