@@ -106,7 +106,7 @@ def _with_shares(answers: Answers, *, with_none: bool) -> list[dict[str, Any]]:
 
 
 def _lines(names: Sequence[str], rows: Any) -> str:
-    shown = [names, *((key, f"{value:.3f}" if isinstance(value, float) else value) for key, value in rows)]
+    shown = [names, *((key, f"{value:.9g}" if isinstance(value, float) else value) for key, value in rows)]
     return "".join(f"{first}\t{second}\n" for first, second in shown)
 
 
