@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,13 @@ _COLUMNS = [
     schema.MASKED_POSITIONS,
     schema.MASKED_INPUTS,
 ]
+
+
+def shared_epoch() -> Tensor:
+    """Return the epoch 0 in memory that worker processes share, so that workers that keep running see it change."""
+    epoch = torch.zeros((), dtype=torch.int64)
+    epoch.share_memory_()  # type: ignore[no-untyped-call]
+    return epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ def _single(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
 
 
-def _lists(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer]]:  # type: ignore[type-arg]
+def _lists(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer[Any]]]:
     """Return the bounds [rows + 1] and the values of a column of lists."""
     bounds = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy())]).astype(np.int64)
     return bounds, column.flatten().to_numpy()

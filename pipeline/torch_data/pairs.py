@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from pipeline.dataset import SplitName
-from pipeline.torch_data.items import Item, OpenSet, Rows
+from pipeline.torch_data.items import Item, OpenSet, Rows, shared_epoch
 
 
 class PairDataset(Dataset[Item]):
@@ -38,7 +37,7 @@ class PairDataset(Dataset[Item]):
         self.manifest = self._set.manifest
         self._first_rows = np.array([group.first_row for group in self._set.groups])
         self._cache_bytes = cache_bytes
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that keep running see it change
+        self._epoch = shared_epoch()
         self._cache: OrderedDict[tuple[int, int], Rows] = OrderedDict()
 
     def __len__(self) -> int:

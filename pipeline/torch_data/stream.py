@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pipeline import draws
 from pipeline.dataset import SplitName
 from pipeline.settings import ConfigError
-from pipeline.torch_data.items import Item, OpenSet, Rows
+from pipeline.torch_data.items import Item, OpenSet, Rows, shared_epoch
 
 
 class PairStream(IterableDataset[Item]):
@@ -54,7 +53,7 @@ class PairStream(IterableDataset[Item]):
         self.manifest = self._set.manifest
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self._seed, self._shuffle = seed, shuffle
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that keep running see it change
+        self._epoch = shared_epoch()
         self._start = 0
         """Rows of the epoch, of all ranks, that are not to be given again."""
         self._own: tuple[int, int, int] | None = None

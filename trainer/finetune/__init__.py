@@ -10,9 +10,12 @@ The parts, in the order in which data pass them:
     batches   features packed one behind another into trainer.model's Batch, with their targets
     heads     our encoder and a head: logits and the mean loss of a batch
     rates     AdamW's groups: layer_decay, head_learning_rate, frozen layers
-    loop      the steps, and the logits of a split
+    loop      the steps, and the logits of a split; step_log: what is recorded of each; ranks: several processes
+    worker    one process, from the files to the result
+    start     the lease, and the launcher: this process, others of this machine, or Ray Train
     scores    metrics by scikit-learn, scipy and seqeval
-    outputs   what is told and written: predictions in the layout that the task's authors ask for
+    outputs   predictions in the layout that the task's authors ask for; save: the model for transformers
+    study     grids, seeds and several tasks; report: their table and picture beside published numbers
 
 Decisions. The kind of a task decides features, head, loss and output, nothing else asks for a task's name:
 
@@ -26,12 +29,11 @@ These are transformers' BertFor* classes, from whose weights losses and gradient
 answer's softmax runs over the tokens of its row, where transformers' runs over [PAD] too.
 
 The model takes tokens without padding, so batches have none. Every draw is keyed by (seed, purpose, epoch or step), so
-that steps are a function of the seed and of what is there. Metrics never see torch; predictions never see a metric. One
-process trains for now.
+that steps are a function of the seed and of what is there. Metrics never see torch; predictions never see a metric.
+Several processes train as one: each takes every W-th example of a batch, and gradients are sums over global counts.
 """
 
 from trainer.finetune.command import main
 from trainer.finetune.config import FinetuneConfig
-from trainer.finetune.loop import Result, finetune
-
-__all__ = ["FinetuneConfig", "Result", "finetune", "main"]
+from trainer.finetune.result import Result
+from trainer.finetune.start import finetune

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline import draws
+from trainer.data import NO_LABEL
 from trainer.finetune.examples import Kind
 from trainer.finetune.features import Feature
 from trainer.model import Batch
@@ -59,6 +60,13 @@ def pack(features: Sequence[Feature], *, kind: Kind, device: torch.device) -> Ta
     else:
         values = torch.tensor(targets, dtype=torch.float32 if kind == "regression" else torch.int64)
     return TaskBatch(tokens, values.to(device), len(features))
+
+
+def count_targets(features: Sequence[Feature], *, kind: Kind) -> int:
+    """Return over how many targets the loss of these features is a mean: tagging: words with a label, else features."""
+    if kind != "tagging":
+        return len(features)
+    return sum(each != NO_LABEL for feature in features if isinstance(feature.target, tuple) for each in feature.target)
 
 
 def draw_order(num_features: int, *, seed: int, epoch: int) -> list[int]:

@@ -11,11 +11,12 @@ from pipeline.settings import ConfigError, describe, load_settings, refuse_flags
 from pipeline.signals import StopRequest, stop_on_signals
 from pipeline.storage import expand_path, locate
 from trainer.finetune.config import StudyConfig
-from trainer.finetune.loop import finetune
 from trainer.finetune.report import choose_rows, make_rows, write_report
 from trainer.finetune.scores import check_libraries
+from trainer.finetune.start import finetune
 from trainer.finetune.study import find_obstacles, find_tasks, plan_runs, run_all, single_config
 from trainer.finetune.tasks import TASKS
+from trainer.launch import WorkerError
 
 PROGRAM = "python -m trainer.finetune"
 HELP = f"""usage: {PROGRAM} --task TASK --model EXPORT --data DIR --output DIR [--grid] [--config FILE]
@@ -37,7 +38,7 @@ _KEYS = ("task", "model", "data", "output")
 
 @command(goes_on_from="the last whole epoch")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 2 refused, 128 + n stopped by signal n."""
+    """Run the command; return the exit status: 0 done, 1 a worker was lost, 2 refused, 128 + n stopped by signal n."""
     words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM, keys=_KEYS)
     refuse_flags(words.flags, program=PROGRAM, known=[*(f"--{key}=" for key in _KEYS), "--grid"])
     if words.rest:
@@ -51,11 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     grid = "--grid" in words.flags
     with stop_on_signals() as stop:
-        if grid or config.seeds > 1 or config.task == "all" or "," in config.task:
-            line = study(config, grid=grid, stop=stop)
-        else:
-            result = finetune(single_config(config), say=say_at_once, stop=stop)
-            line = None if result is None else result.line()
+        try:
+            if grid or config.seeds > 1 or config.task == "all" or "," in config.task:
+                line = study(config, grid=grid, stop=stop)
+            else:
+                result = finetune(single_config(config), say=say_at_once, stop=stop)
+                line = None if result is None else result.line()
+        except WorkerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     if line is None:
         assert stop.signal_number is not None
         say_at_once("stopped; the same command continues from here")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.settings import Settings
-from trainer.config import BatchConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
+from trainer.config import BatchConfig, LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 from trainer.config import ModelConfig as _ModelConfig
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -89,6 +89,17 @@ class FinetuneConfig(Settings):
     """Seed of the head, the order and dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs, in fp32 (products on a GPU in TF32). auto: on a GPU if there is one."""
+    workers: Positive = 1
+    """Processes that train together, each with a GPU if device is cuda, and each on its share of every batch."""
+    launcher: Literal["none", "ray", "processes"] = "none"
+    """none: this process trains alone. ray: Ray Train, here or on the cluster of RAY_ADDRESS, whose nodes must see model,
+    data and output. processes: processes of this machine, without Ray."""
+    cpus_per_worker: PositiveFloat | None = None
+    """Logical CPUs that a worker asks Ray for, if device is cpu. Null: as in pretraining."""
+    tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "none"
+    """Gets loss and rate of each step, beside OUTPUT/metrics.jsonl. Needs a local output."""
+    state_steps: Positive | None = None
+    """Steps between states, besides those at the ends of epochs. Null: no others."""
     keep_model: bool = True
     """Write the trained model to OUTPUT/model, as a folder that transformers loads."""
     optimizer: FinetuneOptimizer = FinetuneOptimizer()
@@ -99,7 +110,7 @@ class FinetuneConfig(Settings):
     """Silence after which a command on another host that holds the output counts as dead."""
 
     def pretraining(self, *, num_steps: int, model: _ModelConfig) -> TrainerConfig:
-        """What pretraining calls the same: for the rates of its schedule."""
+        """Return what pretraining calls the same: for its schedule, launchers and trackers."""
         return TrainerConfig(
             data=self.data,
             output=self.output,
@@ -108,7 +119,21 @@ class FinetuneConfig(Settings):
             max_steps=num_steps,
             optimizer=OptimizerConfig(learning_rate=self.optimizer.learning_rate),
             schedule=ScheduleConfig(**self.schedule.model_dump()),
+            workers=self.workers,
+            launcher="processes" if self.launcher == "none" else self.launcher,
+            **({} if self.cpus_per_worker is None else {"cpus_per_worker": self.cpus_per_worker}),
+            device=self.device,
+            precision="fp32",
+            logging=LoggingConfig(tracker=self.tracker),
         )
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> FinetuneConfig:
+        if self.workers > 1 and self.launcher == "none":
+            raise ValueError(f"workers={self.workers} need a launcher; set launcher=ray or launcher=processes")
+        if self.cpus_per_worker is not None and self.launcher != "ray":
+            raise ValueError(f"cpus_per_worker={self.cpus_per_worker} has no effect: it is for launcher=ray")
+        return self
 
 
 class GridConfig(Settings):

@@ -148,9 +148,9 @@ def draw(rows: Sequence[Row]) -> bytes:
     places = list(range(len(rows)))[::-1]
     series = [("this model, median over seeds", [100 * row.value for row in rows], "o", "#1f4e79", 7.0)]
     for name, column, marker in (("BERT-Base", 0, "^"), ("BERT-Large", 1, "s")):
-        values = [None if row.by_hash else PUBLISHED.get(row.task, (None, None))[column] for row in rows]
-        series.append((f"{name}, published", [100 * value if value else float("nan") for value in values], marker,
-                       "#c0392b", 5.0))  # fmt: skip
+        shares = [None if row.by_hash else PUBLISHED.get(row.task, (None, None))[column] for row in rows]
+        percents = [100 * share if share is not None else float("nan") for share in shares]
+        series.append((f"{name}, published", percents, marker, "#c0392b", 5.0))
     guesses = [float("nan") if row.majority is None else 100 * row.majority for row in rows]
     series.append(("guessing the commonest label", guesses, "|", "#555555", 9.0))
     for place, row in zip(places, rows, strict=True):

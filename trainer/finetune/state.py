@@ -20,7 +20,8 @@ from trainer.finetune.heads import TaskModel
 
 STATE_NAME = "state.pt"
 RESULT_NAME = "result.json"
-_FREE = ("output", "device", "lease_timeout_s", "evaluation_batch_size", "keep_model")
+_FREE = ("output", "device", "lease_timeout_s", "evaluation_batch_size", "keep_model", "launcher",
+         "cpus_per_worker", "tracker", "state_steps")  # fmt: skip
 """Settings that change no result."""
 
 

@@ -25,8 +25,9 @@ from pipeline.storage import locate
 from trainer.finetune.config import FinetuneConfig, StudyConfig
 from trainer.finetune.examples import TaskDataError
 from trainer.finetune.features import TextEncoder, list_texts
-from trainer.finetune.loop import Result, finetune, resolve_device
+from trainer.finetune.result import Result
 from trainer.finetune.splits import read_splits
+from trainer.finetune.start import finetune, resolve_device
 from trainer.finetune.state import read_result
 from trainer.finetune.tables import COMPRESSED
 from trainer.finetune.tasks import TASKS, Task, find_task

@@ -12,9 +12,9 @@ import pytest
 from task_models import make_config, write_model, write_opinions, write_tsv
 from trainer.finetune import main
 from trainer.finetune.config import FinetuneConfig, StudyConfig
-from trainer.finetune.loop import Result
 from trainer.finetune.published import GLUE_TASKS
 from trainer.finetune.report import choose_rows, make_rows, write_report
+from trainer.finetune.result import Result
 from trainer.finetune.study import Finding, Run, find_obstacles, find_tasks
 
 pytest.importorskip("sklearn", reason="metrics are by scikit-learn")
