@@ -33,7 +33,15 @@ that steps are a function of the seed and of what is there. Metrics never see to
 Several processes train as one: each takes every W-th example of a batch, and gradients are sums over global counts.
 """
 
+from trainer.finetune.batches import TaskBatch, pack
 from trainer.finetune.command import main
-from trainer.finetune.config import FinetuneConfig
+from trainer.finetune.config import Columns, FinetuneConfig
+from trainer.finetune.features import Feature, TextEncoder, make_features
+from trainer.finetune.predictions import to_tags
 from trainer.finetune.result import Result
-from trainer.finetune.start import finetune
+from trainer.finetune.scores import check_libraries, guess_majority, score
+from trainer.finetune.splits import read_splits
+from trainer.finetune.start import finetune, pick_device
+from trainer.finetune.tables import COMPRESSED, read_table, read_text, take
+from trainer.finetune.tasks import find_task
+from trainer.finetune.worker import find_labels

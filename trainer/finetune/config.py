@@ -92,8 +92,8 @@ class FinetuneConfig(Settings):
     workers: Positive = 1
     """Processes that train together, each with a GPU if device is cuda, and each on its share of every batch."""
     launcher: Literal["none", "ray", "processes"] = "none"
-    """none: this process trains alone. ray: Ray Train, here or on the cluster of RAY_ADDRESS, whose nodes must see model,
-    data and output. processes: processes of this machine, without Ray."""
+    """none: this process trains alone. ray: Ray Train, here or on the cluster of RAY_ADDRESS, whose nodes must see the
+    model, data and output. processes: processes of this machine, without Ray."""
     cpus_per_worker: PositiveFloat | None = None
     """Logical CPUs that a worker asks Ray for, if device is cpu. Null: as in pretraining."""
     tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "none"

@@ -76,6 +76,10 @@ class TextEncoder:
             raise TaskDataError(f"{path}: has no {token}; give a model with BERT's special tokens")
         return int(found)
 
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Return the pieces of `ids`, as the vocabulary writes them."""
+        return [str(self._tokenizer.id_to_token(each)) for each in ids]
+
     def unknown_share(self, texts: Sequence[str]) -> float:
         """Return which share of the pieces of `texts` is [UNK]."""
         ids = [each for encoding in self.encode(texts) for each in encoding.ids]

@@ -50,10 +50,15 @@ def finetune(config: FinetuneConfig, *, say: Say, stop: StopRequest | None = Non
 
 def resolve_device(config: FinetuneConfig) -> FinetuneConfig:
     """Return the config with device=auto replaced; ConfigError if there is no GPU for device=cuda."""
+    return config.model_copy(update={"device": pick_device(config.device).type})
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device for cpu, cuda or auto (a GPU if there is one); ConfigError if there is no GPU for cuda."""
     gpus = torch.cuda.is_available()
-    if config.device == "cuda" and not gpus:
+    if name == "cuda" and not gpus:
         raise ConfigError("device=cuda: torch sees no GPU here; leave it out")
-    return config.model_copy(update={"device": "cuda" if gpus and config.device != "cpu" else "cpu"})
+    return torch.device("cuda" if gpus and name != "cpu" else "cpu")
 
 
 def _launch(config: FinetuneConfig, *, say: Say, stop: StopRequest) -> Outcome:

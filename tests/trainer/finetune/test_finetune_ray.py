@@ -18,10 +18,10 @@ pytest.importorskip("seqeval", reason="metrics are by seqeval")
 def test_two_workers_of_ray_train_find_what_one_process_finds(model: Path, tmp_path: Path) -> None:
     write_opinions(tmp_path / "data")
     values = []
-    for launcher, workers in (("none", 1), ("ray", 2)):
+    for launcher, own in (("none", {}), ("ray", {"workers": 2, "cpus_per_worker": 0.5})):
         config = make_config(
-            "sst2", model=model, data=tmp_path / "data", output=tmp_path / launcher, launcher=launcher, workers=workers,
-            cpus_per_worker=0.5, device="cpu", optimizer={"learning_rate": 5e-4, "epsilon": 1e-3},
+            "sst2", model=model, data=tmp_path / "data", output=tmp_path / launcher, launcher=launcher, device="cpu",
+            optimizer={"learning_rate": 5e-4, "epsilon": 1e-3}, **own,
         )  # fmt: skip
         found = finetune(config, say=print)
         assert found is not None

@@ -29,11 +29,11 @@ def test_two_processes_make_the_updates_of_one(model: Path, tmp_path: Path) -> N
     """33 sentences in batches of 8: the last batch has one, so that one rank has nothing."""
     write_tags(tmp_path)
     results = []
-    for workers in (1, 2):
+    for workers, launcher in ((1, "none"), (2, "processes")):
         said: list[str] = []
         config = make_config(
             "wnut17", model=model, data=tmp_path, output=tmp_path / str(workers), epochs=2.0, workers=workers,
-            launcher="none" if workers == 1 else "processes", device="cpu", optimizer={"learning_rate": 5e-4, "epsilon": 1e-3},
+            launcher=launcher, device="cpu", optimizer={"learning_rate": 5e-4, "epsilon": 1e-3},
         )  # fmt: skip
         found = finetune(config, say=said.append)
         assert isinstance(found, Result)
