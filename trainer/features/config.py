@@ -29,7 +29,7 @@ class LayersConfig(Settings):
             raise ValueError("layers.weights and layers.combine=weighted belong together; give both or none")
         if self.weights and len(self.weights) != len(self.numbers):
             raise ValueError(
-                f"layers.weights has {len(self.weights)} numbers, layers.numbers has {len(self.numbers)}; give one for each"
+                f"layers.weights has {len(self.weights)} numbers, layers.numbers {len(self.numbers)}; give one for each"
             )
         return self
 

@@ -33,7 +33,7 @@ that steps are a function of the seed and of what is there. Metrics never see to
 Several processes train as one: each takes every W-th example of a batch, and gradients are sums over global counts.
 """
 
-from trainer.finetune.batches import TaskBatch, pack
+from trainer.finetune.batches import TaskBatch, draw_order, pack, slice_evenly
 from trainer.finetune.command import main
 from trainer.finetune.config import Columns, FinetuneConfig
 from trainer.finetune.features import Feature, TextEncoder, make_features

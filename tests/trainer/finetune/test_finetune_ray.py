@@ -21,7 +21,7 @@ def test_two_workers_of_ray_train_find_what_one_process_finds(model: Path, tmp_p
     for launcher, own in (("none", {}), ("ray", {"workers": 2, "cpus_per_worker": 0.5})):
         config = make_config(
             "sst2", model=model, data=tmp_path / "data", output=tmp_path / launcher, launcher=launcher, device="cpu",
-            optimizer={"learning_rate": 5e-4, "epsilon": 1e-3}, **own,
+            optimizer={"learning_rate": 5e-4, "epsilon": 1e-3}, epochs=2.0, **own,
         )  # fmt: skip
         found = finetune(config, say=print)
         assert found is not None
