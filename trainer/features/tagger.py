@@ -111,7 +111,7 @@ class Tagger(nn.Module):
         with torch.no_grad():
             states = hidden_states(self._bert[0], batch.tokens)
         lengths = batch.tokens.offsets.diff().tolist()
-        rows = nn.utils.rnn.pack_sequence(list(self._choose(states).split(lengths)), enforce_sorted=False)
+        rows = nn.utils.rnn.pack_sequence(list(torch.split(self._choose(states), lengths)), enforce_sorted=False)
         padded, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(rows)[0], batch_first=True)
         kept = [row[:length] for row, length in zip(padded, lengths, strict=True)]
         return self.head(torch.cat(kept))  # type: ignore[no-any-return]
@@ -209,7 +209,7 @@ def _predict(tagger: Tagger, *, features: Sequence[Feature], batch_size: int) ->
     found: list[Any] = []
     for part in slice_evenly(features, size=batch_size):
         logits = tagger(pack(part, kind="tagging", device=tagger.head.weight.device)).float().cpu()
-        found.extend(each.numpy() for each in logits.split([len(feature.rows[0].ids) for feature in part]))
+        found.extend(each.numpy() for each in torch.split(logits, [len(feature.rows[0].ids) for feature in part]))
     return found
 
 

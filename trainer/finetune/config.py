@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -111,6 +111,7 @@ class FinetuneConfig(Settings):
 
     def pretraining(self, *, num_steps: int, model: _ModelConfig) -> TrainerConfig:
         """Return what pretraining calls the same: for its schedule, launchers and trackers."""
+        own: dict[str, Any] = {} if self.cpus_per_worker is None else {"cpus_per_worker": self.cpus_per_worker}
         return TrainerConfig(
             data=self.data,
             output=self.output,
@@ -121,7 +122,7 @@ class FinetuneConfig(Settings):
             schedule=ScheduleConfig(**self.schedule.model_dump()),
             workers=self.workers,
             launcher="processes" if self.launcher == "none" else self.launcher,
-            **({} if self.cpus_per_worker is None else {"cpus_per_worker": self.cpus_per_worker}),
+            **own,
             device=self.device,
             precision="fp32",
             logging=LoggingConfig(tracker=self.tracker),

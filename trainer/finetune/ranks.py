@@ -39,7 +39,8 @@ class Ranks:
         grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
         flat = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(flat)
-        for parameter, part in zip(parameters, flat.split([grad.numel() for grad in grads]), strict=True):
+        parts = torch.split(flat, [grad.numel() for grad in grads])
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
     def sum(self, values: Sequence[float], *, device: torch.device) -> list[float]:

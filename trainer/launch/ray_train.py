@@ -364,7 +364,7 @@ def _train(task: Mapping[str, Any]) -> Outcome:
     mailbox, config = task["mailbox"], task["config"]
     mailbox.join.remote(ray.get_runtime_context().get_node_id(), place.world_size)
     try:
-        outcome = task["job"](
+        outcome: Outcome = task["job"](
             config,
             place=place,
             link=MailboxLink(mailbox),
