@@ -82,8 +82,7 @@ export: setup  ## Write RUN's newest checkpoint as a transformers model into OUT
 
 evaluate: setup  ## Fine-tune MODEL on every task whose files are in DATA; table and picture in OUT (ARGS="seeds=3 device=cuda")
 	@[ -n $(call quote,$(MODEL)) ] && [ -n $(call quote,$(DATA)) ] || { echo 'make evaluate needs MODEL=EXPORT and DATA=FOLDER, the tasks to fine-tune on; see docs/how-to/finetune.md' >&2; exit 2; }
-	$(BIN)/python -m trainer.finetune --task all --model $(call quote,$(MODEL)) --data $(call quote,$(DATA)) \
-	  --output $(call quote,$(if $(filter command,$(firstword $(origin OUT))),$(OUT),$(patsubst %/,%,$(MODEL))-tasks)) $(ARGS)
+	$(BIN)/python -m trainer.finetune --task all --model $(call quote,$(MODEL)) --data $(call quote,$(DATA)) --output $(call quote,$(if $(filter command,$(firstword $(origin OUT))),$(OUT),$(patsubst %/,%,$(MODEL))-tasks)) $(ARGS)
 
 pretrain: of-the-sample sample  ## Do everything on the sample: fetch, preprocess, train, evaluate, export, show
 	$(BIN)/python pipeline/run.py

@@ -22,6 +22,8 @@ from trainer.finetune.state import load_state, save_state
 from trainer.finetune.step_log import open_log
 
 _ALONE = Ranks()
+PROGRESS_LINES = 20
+"""Lines of a run that say its loss, besides those at the ends of epochs."""
 
 
 def train(
@@ -40,6 +42,7 @@ def train(
     rates.freeze(model, config=config.optimizer)
     optimizer = rates.build_optimizer(model, config=config.optimizer)
     output = locate(config.output)
+    every = math.ceil(num_steps / PROGRESS_LINES)
     done = load_state(output, model=model, optimizer=optimizer, config=config)
     if done:
         say(f"going on from step {done} of {num_steps}")
@@ -58,7 +61,7 @@ def train(
             stopped = stopped and step < num_steps
             log({"step": step, "epoch": epoch, "loss": loss, "learning_rate": optimizer.param_groups[0]["lr"]})
             whole = place + 1 == steps_an_epoch or step == num_steps
-            if whole or stopped:
+            if whole or stopped or step % every == 0:
                 say(f"step {step} of {num_steps}: loss {math.fsum(losses) / len(losses):.4f}")
                 losses = []
             if ranks.rank == 0 and (whole or stopped or (config.state_steps and step % config.state_steps == 0)):

@@ -111,7 +111,7 @@ def _render(rows: Sequence[Row], *, model: str, left_out: Sequence[str]) -> Iter
         yield f"| {row.label} | {row.metric}{others} | {shown} | {counts} | {row.setting} |"
     yield from _add_glue(chosen)
     yield ""
-    yield "Published: Devlin et al. 2019, alone fine-tuned; of GLUE's tasks on the test sets, of the others on dev."
+    yield "Published: Devlin et al. 2019, each task fine-tuned alone; GLUE's tasks on the test sets, the others on dev."
     if any(row.by_hash for row in chosen):
         yield "`by hash`: one file was split into train and dev, so no published number compares."
     yield from ("", *(f"Left out: {line}" for line in left_out)) if left_out else ()

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.finetune import answers
 from trainer.finetune.examples import Example, Question, TaggedExample
-from trainer.finetune.predictions import OUTSIDE, Prediction
+from trainer.finetune.predictions import OUTSIDE, Answer, Answers, Prediction
 from trainer.finetune.tasks import Metric, Task
 
 _PACKAGES = {"sklearn": "scikit-learn", "scipy": "scipy", "seqeval": "seqeval"}
@@ -56,13 +56,13 @@ def gold_of(example: Example) -> Any:
 
 
 def guess_majority(task: Task, *, train: Sequence[Example], examples: Sequence[Example]) -> list[Prediction] | None:
-    """What knowing the commonest label of the training examples alone would predict; None for answers.
+    """Return what knowing only the commonest label of the training examples would predict; None if that says nothing.
 
-    regression: the mean. tagging: each word's commonest label.
+    regression: the mean. tagging: each word's commonest label. qa: no answer, if some questions have none.
     """
     golds = [gold for gold in map(gold_of, train) if gold is not None]
     if task.kind == "qa":
-        return None
+        return None if all(golds) else [Answers((Answer("", 0.0),), 0.0)] * len(examples)
     if task.kind == "regression":
         return [fmean(golds)] * len(examples)
     if task.kind != "tagging":

@@ -114,6 +114,10 @@ def test_numbers_are_learned_and_stay_in_their_bounds(model: Path, tmp_path: Pat
     assert found.metrics["dev"]["pearson"] > 0.9
     assert found.metrics["dev majority"]["pearson"] == 0.0
     numbers = [float(line.split("\t")[1]) for line in (tmp_path / "out" / "STS-B-dev.tsv").read_text().splitlines()[1:]]
+    stats = pytest.importorskip("scipy.stats")
+    assert stats.pearsonr([row[-1] for row in rows], numbers).statistic == pytest.approx(
+        found.metrics["dev"]["pearson"], abs=1e-9
+    )
     assert min(numbers) >= 0.0
     assert max(numbers) <= 5.0
 

@@ -104,6 +104,7 @@ def test_no_answer_is_an_answer_of_squad_2(model: Path, tmp_path: Path) -> None:
     write_questions(tmp_path, version="v2.0", unanswerable=True)
     found = run("squad2", model=model, data=tmp_path, output=tmp_path / "out", max_length=32, epochs=8.0)
     assert found.metrics["dev"]["exact_match"] > 0.8
+    assert found.metrics["dev majority"]["exact_match"] == 0.5, "never an answer"
     odds = json.loads((tmp_path / "out" / "null_odds.json").read_text())
     assert min(odds[f"n{number}"] for number in range(48)) > max(odds[f"q{number}"] for number in range(48))
 
