@@ -24,30 +24,30 @@ class FinetuneOptimizer(OptimizerConfig):
     head_learning_rate: PositiveFloat | None = None
     """Peak learning rate of the task's head; null: learning_rate."""
     layer_decay: Share = 1.0
-    """The rate of each layer is so many times that of what stands above it: pooler and head have learning_rate, the
-    last layer layer_decay times that, the embeddings are the lowest."""
+    """Each layer's rate is the rate of the layer above it times this number. Pooler and head have learning_rate, the
+    last layer learning_rate x layer_decay, and the embeddings the lowest rate."""
     frozen_layers: Annotated[int, Field(ge=0)] | None = None
-    """0: the embeddings keep their weights; N: the lowest N layers too; null: all weights learn."""
+    """0: the embeddings are not trained; N: neither are the lowest N layers; null: all weights are trained."""
 
 
 class FinetuneSchedule(ScheduleConfig):
     """Learning rate as a function of the step."""
 
     warmup_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Used where warmup_steps is null."""
+    """Used if warmup_steps is null."""
 
 
 class Columns(Settings):
-    """Where a task of your own has its texts and labels; a name that is missing in the file is refused."""
+    """The columns of a task of your own. A name that the file does not have is refused."""
 
     id: str | None = None
-    """Names a row in the predictions; null: the rows' numbers."""
+    """The name of a row in the predictions; null: its number in the file, from 0."""
     first: str = "text"
-    """The text, or the first of two. tagging: a list of words, or words with spaces between. qa: the context."""
+    """The text, or the first of two. tagging: a list of words, or words with spaces between them. qa: the context."""
     second: str = "text2"
     """The second text of a pair. qa: the question."""
     choices: tuple[str, ...] = ()
-    """choice: the columns of the choices, in order; none: choice0, choice1, ... as far as there are."""
+    """choice: the columns of the choices, in order. If empty: all columns named choice0, choice1, ..."""
     label: str = "label"
     """The class, the number, the labels of the words, or the number of the right choice. qa: a list of answers."""
     start: str = "answer_start"
@@ -66,25 +66,25 @@ class FinetuneConfig(Settings):
     output: str
     """Folder for metrics and predictions."""
     columns: Columns = Columns()
-    """Of a task of your own."""
+    """The columns of a task of your own."""
     epochs: PositiveFloat = 3.0
     """Passes over the training examples."""
     batch_size: Positive = 32
-    """Examples of a step."""
+    """Examples per step, over all workers."""
     evaluation_batch_size: Positive = 64
-    """Examples at once where nothing is learned."""
+    """Examples at once in evaluation."""
     max_length: Annotated[int, Field(ge=8)] | None = None
-    """Longest row in tokens; null: 128, for answers 384, and at most what the model is for."""
+    """Longest row in tokens. Null: 128 (qa: 384), or the model's own limit if that is less."""
     stride: Positive = 128
     """qa: tokens from the start of one window of a context to the next."""
     max_answer_length: Positive = 30
     """qa: tokens of the longest answer."""
     num_best: Positive = 20
-    """qa: answers of a question that are kept."""
+    """qa: answers of each question in nbest_predictions.json."""
     max_train_examples: Positive | None = None
-    """Train on so many, drawn by seed; null: on all."""
+    """Train on this many examples, drawn by seed. Null: on all."""
     dev_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """Of the examples held out by hash where the data have one file alone."""
+    """Share of the examples that is held out by a hash of their texts if the data have only one file."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of the head, the order and dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -159,4 +159,4 @@ class StudyConfig(FinetuneConfig):
     grid: GridConfig = GridConfig()
     """Used with --grid."""
     side_by_side: Positive | None = None
-    """Runs at the same time, each a process with a GPU of its own. Null: as many as there are GPUs, on the CPU one."""
+    """Runs at the same time, each in its own process and on its own GPU. Null: one for each GPU; on the CPU, one."""

@@ -1,4 +1,4 @@
-"""What stands in a task's files: texts and labels, before any token."""
+"""The examples in a task's files: texts and labels, before they become tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Kind: TypeAlias = Literal["classification", "pair", "regression", "tagging", "qa
 
 
 class TaskDataError(ValueError):
-    """A task's files are not there, or not as the task has them."""
+    """Raised if a task's files are missing, damaged, or laid out otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextExample:
-    """One text, or two, and their class or number."""
+    """One text or two, and the class or number."""
 
     id: str
     first: str
@@ -36,7 +36,7 @@ class TaggedExample:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to a context, with the answers that people gave: none where there is no answer."""
+    """A question about a context, with the answers that people gave. An empty tuple: there is no answer."""
 
     id: str
     question: str

@@ -226,7 +226,7 @@ def _widest(spans: Sequence[tuple[int, int]], own: tuple[int, int]) -> Iterator[
 
 
 def _find_answer(example: Question, context: Encoding) -> tuple[int, int] | None:
-    """First and last token of the first answer; None where there is none."""
+    """Return the first and last token of the first answer, or None if there is no answer."""
     if not example.answers:
         return None
     text, start = example.answers[0]

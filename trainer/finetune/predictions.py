@@ -59,9 +59,10 @@ def to_choices(logits: Sequence[Logits]) -> list[Prediction]:
 def to_tags(
     logits: Sequence[Logits], *, features: Sequence[Feature], examples: Sequence[Example], labels: Sequence[str]
 ) -> list[Prediction]:
-    """A label for each unit: that of its first piece; of a unit without one OUTSIDE, or where there is none the first.
+    """Return a label for each unit: that of its first piece. A unit without a piece gets OUTSIDE, or the first label if
+    there is no OUTSIDE.
 
-    A character inside a piece goes on with the entity at the piece's first character.
+    A character inside a piece continues the entity of the piece's first character.
     """
     rest = OUTSIDE if OUTSIDE in labels else labels[0]
     found: list[dict[int, str]] = [{} for _ in examples]

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came out."""
+    """The metrics of a run, and the names of its predictions."""
 
     task: str
     metric: str

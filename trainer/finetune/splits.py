@@ -1,4 +1,4 @@
-"""A task's examples: train, dev and test as the files have them, or by hash where there is one file alone.
+"""A task's examples: train, dev and test as the files have them, or split by hash if there is only one file.
 
 In a split by hash, an example's side depends on its text alone: equal texts, and all questions to one context, are on
 one side, and stay there when examples are added.
@@ -35,7 +35,7 @@ class Splits:
 
 
 def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
-    """Read all files of a task; TaskDataError where there is nothing to train or to evaluate on."""
+    """Read all files of a task. TaskDataError if there is nothing to train or to evaluate on."""
     folder = locate(config.data)
     found = {split: find_files(task, folder=folder, split=split) for split in task.files}
     read = {

@@ -1,6 +1,6 @@
 """Where a fine-tuning stands: its settings, weights and moments, written whole after every epoch.
 
-Steps draw from (seed, epoch or step) alone, so that a run that goes on from it has the bits of one that was not
+Draws depend on (seed, epoch or step) alone, so a run that continues from a state has the bits of one that was not
 stopped.
 """
 

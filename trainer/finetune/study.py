@@ -1,4 +1,4 @@
-"""Several fine-tunings: a grid of settings, seeds, and tasks. Each is a run of its own, so a study goes on run by run.
+"""Several fine-tunings: a grid of settings, seeds, and tasks. A study continues with the runs that are left.
 
 One run at a time is trained in this process; several at a time are processes, each with one of the GPUs.
 """

@@ -29,7 +29,7 @@ COMPRESSED = tuple(_OPENERS)
 
 
 def read_text(path: Location) -> str:
-    """A text file, decompressed by its ending, without a byte-order mark; TaskDataError if it is none."""
+    """Return a text file, decompressed by its ending, without a byte-order mark. TaskDataError if it is not UTF-8."""
     content = storage.read_bytes(path)
     for ending, decompress in _OPENERS.items():
         if str(path).endswith(ending):
@@ -44,7 +44,7 @@ def read_text(path: Location) -> str:
 
 
 def read_json(path: Location) -> Any:
-    """A JSON file; TaskDataError if it is none."""
+    """Return the content of a JSON file. TaskDataError if it is not valid JSON."""
     try:
         return json.loads(read_text(path))
     except ValueError as error:
