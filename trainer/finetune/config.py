@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.settings import Settings
-from trainer.config import BatchConfig, LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
+from pipeline.settings import Settings, validate
 from trainer.config import ModelConfig as _ModelConfig
+from trainer.config import OptimizerConfig, ScheduleConfig, TrainerConfig
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
@@ -110,23 +110,24 @@ class FinetuneConfig(Settings):
     """Silence after which a command on another host that holds the output counts as dead."""
 
     def pretraining(self, *, num_steps: int, model: _ModelConfig) -> TrainerConfig:
-        """Return what pretraining calls the same: for its schedule, launchers and trackers."""
-        own: dict[str, Any] = {} if self.cpus_per_worker is None else {"cpus_per_worker": self.cpus_per_worker}
-        return TrainerConfig(
-            data=self.data,
-            output=self.output,
-            model=model,
-            batch=BatchConfig(pairs=self.batch_size),
-            max_steps=num_steps,
-            optimizer=OptimizerConfig(learning_rate=self.optimizer.learning_rate),
-            schedule=ScheduleConfig(**self.schedule.model_dump()),
-            workers=self.workers,
-            launcher="processes" if self.launcher == "none" else self.launcher,
-            **own,
-            device=self.device,
-            precision="fp32",
-            logging=LoggingConfig(tracker=self.tracker),
-        )
+        """Return the settings of pretraining that its schedule, launchers and trackers need. ConfigError names a clash."""
+        tree: dict[str, Any] = {
+            "data": self.data,
+            "output": self.output,
+            "model": model.model_dump(),
+            "batch": {"pairs": self.batch_size},
+            "max_steps": num_steps,
+            "optimizer": {"learning_rate": self.optimizer.learning_rate},
+            "schedule": self.schedule.model_dump(),
+            "workers": self.workers,
+            "launcher": "processes" if self.launcher == "none" else self.launcher,
+            "device": self.device,
+            "precision": "fp32",
+            "logging": {"tracker": self.tracker},
+        }
+        if self.cpus_per_worker is not None:
+            tree["cpus_per_worker"] = self.cpus_per_worker
+        return validate(TrainerConfig, tree, origin="fine-tuning")
 
     @model_validator(mode="after")
     def _check_workers(self) -> FinetuneConfig:

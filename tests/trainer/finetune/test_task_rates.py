@@ -56,6 +56,14 @@ def test_rates_fall_from_the_head_to_the_embeddings(model: Path) -> None:
         assert group["lr"] == pytest.approx(group["peak"] / 90)
 
 
+def test_a_warmup_longer_than_the_run_is_told_in_one_line(model: Path) -> None:
+    config = make_config("sst2", model=model, data=model, output=model, schedule={"warmup_steps": 200})
+    with pytest.raises(ValueError, match=r"warmup_steps=200 .* max_steps=100") as caught:
+        config.pretraining(num_steps=100, model=make_model(model).bert.config)
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
 def test_frozen_layers_keep_their_weights(model: Path, tmp_path: Path) -> None:
     write_opinions(tmp_path / "data")
     config = make_config(
