@@ -110,7 +110,7 @@ class FinetuneConfig(Settings):
     """Silence after which a command on another host that holds the output counts as dead."""
 
     def pretraining(self, *, num_steps: int, model: _ModelConfig) -> TrainerConfig:
-        """Return the settings of pretraining that its schedule, launchers and trackers need. ConfigError names a clash."""
+        """Return what the schedule, launchers and trackers of pretraining take. ConfigError if settings clash."""
         tree: dict[str, Any] = {
             "data": self.data,
             "output": self.output,

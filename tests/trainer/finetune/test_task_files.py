@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trainer.finetune.config import Columns, FinetuneConfig
-from trainer.finetune.examples import ChoiceExample, Question, TaggedExample, TextExample
+from trainer.finetune.examples import ChoiceExample, Example, Question, TaggedExample, TextExample
 from trainer.finetune.readers import read_examples
 from trainer.finetune.splits import Splits, read_splits, shared_text
 from trainer.finetune.tasks import find_task
@@ -168,3 +172,82 @@ def test_what_is_not_as_published_is_told_with_its_place(tmp_path: Path) -> None
     (tmp_path / "train.tsv").rename(tmp_path / "train.tsv.xz")
     with pytest.raises(ValueError, match=r"train.tsv.xz: cannot be decompressed"):
         read("sst2", folder=tmp_path)
+
+
+OWN = [
+    (
+        "pair",
+        "csv",
+        {"first": "q", "second": "a", "label": "good", "id": "n"},
+        {"n": "7", "q": "x, y", "a": "z", "good": "1"},
+        TextExample("7", "x, y", "z", "1"),
+    ),
+    (
+        "regression",
+        "tsv",
+        {"first": "a", "second": "b", "label": "s"},
+        {"a": "x", "b": "y", "s": "2.5"},
+        TextExample("0", "x", "y", 2.5),
+    ),
+    ("regression", "jsonl", {"first": "a", "label": "s"}, {"a": "x", "s": 3}, TextExample("0", "x", None, 3.0)),
+    (
+        "tagging",
+        "jsonl",
+        {"first": "tokens", "label": "tags"},
+        {"tokens": ["a", "b"], "tags": ["O", "B-X"]},
+        TaggedExample("0", ("a", "b"), ("O", "B-X")),
+    ),
+    (
+        "tagging",
+        "csv",
+        {"first": "words", "label": "tags"},
+        {"words": "a b", "tags": "O B-X"},
+        TaggedExample("0", ("a", "b"), ("O", "B-X")),
+    ),
+    (
+        "qa",
+        "parquet",
+        {"first": "context", "second": "question", "label": "answers"},
+        {"context": "kim came", "question": "who?", "answers": {"text": ["kim"], "answer_start": [0]}},
+        Question("0", "who?", "kim came", (("kim", 0),)),
+    ),
+    (
+        "qa",
+        "jsonl",
+        {"first": "c", "second": "q", "label": "a", "start": "s"},
+        {"c": "kim came", "q": "?", "a": [], "s": []},
+        Question("0", "?", "kim came", ()),
+    ),
+    (
+        "choice",
+        "parquet",
+        {"first": "t", "choices": ("a", "b", "c")},
+        {"t": "x", "a": "1", "b": "2", "c": "3", "label": 2},
+        ChoiceExample("0", "x", ("1", "2", "3"), 2),
+    ),
+    (
+        "choice",
+        "csv",
+        {},
+        {"text": "x", "choice0": "1", "choice1": "2", "label": "0"},
+        ChoiceExample("0", "x", ("1", "2"), 0),
+    ),
+]
+"""Kind, ending, columns, a row, and the example that it is."""
+
+
+@pytest.mark.parametrize(("kind", "ending", "columns", "row", "example"), OWN)
+def test_a_row_of_ones_own_becomes_an_example(
+    tmp_path: Path, kind: str, ending: str, columns: dict[str, Any], row: dict[str, Any], example: Example
+) -> None:
+    path = tmp_path / f"train.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    elif ending == "jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        separator, quote = ("\t", "") if ending == "tsv" else (",", '"')
+        lines = [list(row), [f"{quote}{value}{quote}" for value in row.values()]]
+        path.write_text("".join(separator.join(line) + "\n" for line in lines))
+    task = find_task(kind, columns=Columns.model_validate(columns))
+    assert list(read_examples(path, task=task, split="train")) == [example]
