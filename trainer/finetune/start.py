@@ -32,7 +32,7 @@ def finetune(config: FinetuneConfig, *, say: Say, stop: StopRequest | None = Non
     """
     scores.check_libraries()
     find_task(config.task, columns=config.columns)
-    stop = stop or StopRequest()
+    stop = StopRequest() if stop is None else stop  # a request is false until a signal arrives
     output = locate(config.output)
     if config.launcher == "none":
         config = resolve_device(config)

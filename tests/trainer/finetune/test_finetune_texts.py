@@ -72,6 +72,20 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     )
 
 
+def test_a_signal_during_a_run_stops_it_after_a_step(model: Path, tmp_path: Path) -> None:
+    write_opinions(tmp_path / "data")
+    config = make_config("sst2", model=model, data=tmp_path / "data", output=tmp_path / "out", epochs=1.0)
+    stop, said = StopRequest(), []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("sst2:"):
+            stop.receive(15, None)
+
+    assert finetune(config, say=say, stop=stop) is None
+    assert said[-1].startswith("step 1 of 6")
+
+
 def test_pairs_are_told_apart_by_their_second_text(model: Path, tmp_path: Path) -> None:
     """RTE: entailment if both are of one mind; F1 and accuracy for MRPC."""
     rows = []
