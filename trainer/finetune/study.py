@@ -165,8 +165,13 @@ def plan_runs(config: StudyConfig, *, tasks: Mapping[str, tuple[str, str]], grid
 def run_all(runs: Sequence[Run], *, config: StudyConfig, say: Say, stop: StopRequest) -> list[Finding] | None:
     """Train all runs that are not done; None if `stop` came first. Raises ValueError at the first run that fails; what
     is done stays done."""
-    device = resolve_device(config).device
-    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    if config.launcher != "none" and (config.side_by_side or 1) > 1:
+        raise ConfigError(
+            f"side_by_side={config.side_by_side} with launcher={config.launcher}: runs of several workers go one after "
+            f"another; leave one of them out"
+        )
+    alone = config.launcher == "none" and resolve_device(config).device == "cuda"
+    gpus = torch.cuda.device_count() if alone else 0
     together = min(config.side_by_side or max(1, gpus), len(runs))
     if together > 1:
         refuse_url(config.output)

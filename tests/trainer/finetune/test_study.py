@@ -76,6 +76,10 @@ def test_runs_side_by_side_give_the_same_and_name_what_fails(
     assert len(results[0]) == 2
     assert results[0] == results[1]
 
+    workers = ["side_by_side=2", "launcher=processes"]
+    assert study(*words, *workers, model=model, data=tmp_path / "data", output=tmp_path / "four") == 2
+    assert "side_by_side=2 with launcher=processes: runs of several workers go one after" in capsys.readouterr().err
+
     (tmp_path / "data" / "dev.tsv").write_text("sentence\tlabel\ngood\t2\n")
     assert study(*words, "side_by_side=2", model=model, data=tmp_path / "data", output=tmp_path / "three") == 2
     found = capsys.readouterr().err
