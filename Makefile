@@ -13,17 +13,19 @@ KIND ?= train
 JOB ?=
 SET ?=
 DATA ?=
+MODEL ?=
 LDDL_PYTHON ?=
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
-TAKES_ARGS := $(TAKES_CONFIG) export test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
+TAKES_ARGS := $(TAKES_CONFIG) export evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
 TAKES_JOB := submit status logs stop
 TAKES_SET := cluster check-cluster images
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
 TAKES_KIND := submit
 TAKES_RUN := export
-TAKES_OUT := export
-TAKES_DATA := bench-trainer bench-learning
+TAKES_OUT := export evaluate
+TAKES_DATA := bench-trainer bench-learning evaluate
+TAKES_MODEL := evaluate
 TAKES_LDDL_PYTHON := bench-pipeline
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
 GIVEN := $(foreach name,$(filter-out $(ANYWHERE),$(.VARIABLES)),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -41,7 +43,7 @@ export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
+.PHONY: help setup sample download vocabulary estimate preprocess train export evaluate pretrain test test-gpu chaos check fix bench \
 	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status logs stop local-cluster \
 	local-cluster-stop of-the-sample
 
@@ -77,6 +79,10 @@ train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ..
 
 export: setup  ## Write RUN's newest checkpoint as a transformers model into OUT
 	$(BIN)/python -m trainer.export $(call quote,$(RUN)) $(call quote,$(OUT)) $(ARGS)
+
+evaluate: setup  ## Fine-tune MODEL on every task whose files are in DATA; table and picture in OUT (ARGS="seeds=3 device=cuda")
+	@[ -n $(call quote,$(MODEL)) ] && [ -n $(call quote,$(DATA)) ] || { echo 'make evaluate needs MODEL=EXPORT and DATA=FOLDER, the tasks to fine-tune on; see docs/how-to/finetune.md' >&2; exit 2; }
+	$(BIN)/python -m trainer.finetune --task all --model $(call quote,$(MODEL)) --data $(call quote,$(DATA)) --output $(call quote,$(if $(filter command,$(firstword $(origin OUT))),$(OUT),$(patsubst %/,%,$(MODEL))-tasks)) $(ARGS)
 
 pretrain: of-the-sample sample  ## Do everything on the sample: fetch, preprocess, train, evaluate, export, show
 	$(BIN)/python pipeline/run.py

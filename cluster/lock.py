@@ -25,8 +25,8 @@ from pipeline.settings import ConfigError
 
 EXTRAS = {
     "preprocessing": ("pipeline", "ray"),
-    "head": ("pipeline", "ray", "trainer"),
-    "training": ("pipeline", "ray", "trainer", "launcher"),
+    "head": ("pipeline", "ray", "trainer", "finetune"),
+    "training": ("pipeline", "ray", "trainer", "finetune", "launcher"),
 }
 """Maps each image to our extras (groups of optional dependencies) that it installs."""
 PYTHON = (3, 12)

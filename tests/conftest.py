@@ -24,6 +24,7 @@ RAY = (
     "test_ray_engine",
     "test_ingest_faults",
     "test_head_ends",
+    "test_finetune_ray",
 )
 """Files that start Ray: one after another, since two Rays on two cores take more than twice the time of one."""
 STEP_BACK = 5

@@ -36,6 +36,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["train", "RUN=runs/mine"], "make train does not take RUN=runs/mine; it takes ARGS= CONFIG=;"),
         (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
         (["status", "SET=east"], "make status does not take SET=east; it takes JOB= RAY_ADDRESS=;"),
+        (["evaluate", "RUN=runs/mine"], "make evaluate does not take RUN=runs/mine; it takes ARGS= DATA= MODEL= OUT=;"),
         (["check", "ARGS=x"], "make check does not take ARGS=x; put environment variables before make"),
     ],
 )
@@ -65,6 +66,19 @@ def test_what_a_target_would_ignore_is_refused(words: list[str], told: str) -> N
         (["logs", "JOB=my job"], [PYTHON, "-m", "cluster.submit", "logs", "my job"]),
         (["cluster", "SET=my sets/a.yaml"], [PYTHON, "-m", "cluster.render", "my sets/a.yaml"]),
         (["check-cluster", "SET=east", "ARGS=--ready"], [PYTHON, "-m", "cluster.check", "east", "--ready"]),
+        (
+            ["evaluate", "MODEL=my model/", "DATA=my tasks", "ARGS=seeds=3"],
+            [
+                PYTHON,
+                *["-m", "trainer.finetune", "--task", "all", "--model"],
+                "my model/",
+                "--data",
+                "my tasks",
+                "--output",
+                "my model-tasks",
+                "seeds=3",
+            ],
+        ),
         (["bench-trainer", "DATA=my set"], ["python", "-m", "bench.trainer", "my set"]),
     ],
 )

@@ -12,7 +12,7 @@ from pipeline.versions import SHAPING, hash_sources
 
 PACKAGE = Path(versions.__file__).parent
 OTHERS = {
-    *("audit", "configs", "download", "engines", "estimate", "output", "runtime", "storage"),
+    *("audit", "configs", "download", "engines", "estimate", "output", "runtime", "storage", "torch_data"),
     *("__init__.py", "console.py", "errors.py", "processes.py", "py.typed", "run.py", "settings.py", "signals.py"),
     *("markdown_text.py", "ray_loopback.py", "units.py", "versions.py", "yaml_numbers.py"),
 }

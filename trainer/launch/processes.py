@@ -29,7 +29,7 @@ from pipeline.signals import STOP_SIGNALS, StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.failures import CONTINUE_HINT, WorkerError, WorkerFailure, raise_first
 from trainer.launch.loopback import open_store, stay_on_loopback
-from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
+from trainer.train import Job, Link, Outcome, WorkerPlace, backend_of, work
 
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
 
@@ -65,15 +65,22 @@ def resolve_device(config: TrainerConfig) -> TrainerConfig:
 
 
 def run_in_processes(
-    config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None, watch: Watch | None = None
+    config: TrainerConfig,
+    *,
+    say: Say,
+    stop: StopRequest,
+    lease_token: str | None = None,
+    watch: Watch | None = None,
+    job: Job = work,
 ) -> Outcome:
     """Run all workers to the end and return their outcome.
 
     `say` shows a line to the user. `lease_token` identifies the job's lease (sole right to write) on the run directory.
     If `watch` is given, each worker calls `watch(link, place)`. In this call, `link` is the worker's connection to this
     process, and `place` holds the worker's rank. The call returns a context manager, inside which the worker runs. This
-    context manager yields the link that the worker uses instead of `link`. `watch` must be picklable. Raises
-    ConfigError for bad input, and WorkerError for any other failure. The message of a WorkerError names the worker.
+    context manager yields the link that the worker uses instead of `link`. `job` is what each worker runs; by default,
+    it pretrains. `watch` and `job` must be picklable. Raises ConfigError for bad input, and WorkerError for any other
+    failure. The message of a WorkerError names the worker.
     """
     context = multiprocessing.get_context("spawn")
     store = open_store(wait_for_workers=False)
@@ -88,7 +95,9 @@ def run_in_processes(
             parent_end, child_end = context.Pipe(duplex=False)
             place = WorkerPlace(rank, config.workers, rank, config.workers)
             child = context.Process(
-                target=_child, args=(config, place, store.port, child_end, lease_token, watch), name=f"worker-{rank}"
+                target=_child,
+                args=(config, place, store.port, child_end, lease_token, watch, job),
+                name=f"worker-{rank}",
             )
             child.start()
             child_end.close()
@@ -190,7 +199,13 @@ class _PipeLink:
 
 
 def _child(
-    config: TrainerConfig, place: WorkerPlace, port: int, pipe: Connection, lease_token: str | None, watch: Watch | None
+    config: TrainerConfig,
+    place: WorkerPlace,
+    port: int,
+    pipe: Connection,
+    lease_token: str | None,
+    watch: Watch | None,
+    job: Job,
 ) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     link = _PipeLink(pipe)
@@ -203,7 +218,7 @@ def _child(
             backend_of(config), store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
         )
         with nullcontext(link) if watch is None else watch(link, place) as watched:
-            outcome = work(config, place=place, link=watched, device=device, lease_token=lease_token)
+            outcome = job(config, place=place, link=watched, device=device, lease_token=lease_token)
         pipe.send(outcome)
         dist.destroy_process_group()
     except Exception as error:

@@ -38,7 +38,7 @@ from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, Wo
 from trainer.launch.ray_link import MailboxLink, start_mailbox
 from trainer.launch.ray_loopback import torch_config
 from trainer.telemetry import prometheus
-from trainer.train import Outcome, WorkerPlace, backend_of, work
+from trainer.train import Job, Outcome, WorkerPlace, backend_of, work
 
 RAY_FOLDER = ".ray"
 """Folder in the run directory for Ray Train's own files."""
@@ -169,12 +169,13 @@ def run_on_ray(
     stop: StopRequest,
     lease_token: str | None = None,
     watch: GroupWatch | None = None,
+    job: Job = work,
 ) -> Outcome:
     """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
     `watch` may end the group early. One GroupWatch serves all groups of a command. If `watch` is None, this group gets
-    a GroupWatch of its own. Raises ConfigError for bad input, and WorkerError for any other failure. The WorkerError
-    names the worker, if a worker caused the failure.
+    a GroupWatch of its own. `job` is what each worker runs; by default, it pretrains. Raises ConfigError for bad input,
+    and WorkerError for any other failure. The WorkerError names the worker, if a worker caused the failure.
     """
     watch = watch or GroupWatch(config, per_worker=resources_of(config))
     system, folder = (None, config.output)
@@ -185,7 +186,7 @@ def run_on_ray(
         try:
             trainer = TorchTrainer(
                 _train,
-                train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token},
+                train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token, "job": job},
                 scaling_config=scaling_config(config),
                 torch_config=torch_config(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
@@ -363,7 +364,7 @@ def _train(task: Mapping[str, Any]) -> Outcome:
     mailbox, config = task["mailbox"], task["config"]
     mailbox.join.remote(ray.get_runtime_context().get_node_id(), place.world_size)
     try:
-        outcome = work(
+        outcome: Outcome = task["job"](
             config,
             place=place,
             link=MailboxLink(mailbox),

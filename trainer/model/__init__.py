@@ -4,7 +4,7 @@ Build a model with BertForPretraining(config.model, vocabulary_size=..., seed=..
 """
 
 from trainer.model.batch import Batch, to_batch
-from trainer.model.bert import VOCABULARY_MULTIPLE, BertForPretraining, PretrainingOutput
+from trainer.model.bert import VOCABULARY_MULTIPLE, BertForPretraining, PretrainingOutput, initialize_weights
 from trainer.model.cross_entropy import GPU_CHUNK_BYTES
 from trainer.model.embeddings import NUM_SEGMENTS
 from trainer.model.encoder import FEED_FORWARD_FACTOR

@@ -10,10 +10,11 @@ from trainer.telemetry.log_files import RunFiles
 from trainer.telemetry.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
+    JsonLines,
     RunLog,
     StepMetrics,
     read_json_lines,
     read_last_lines,
     row_ids,
 )
-from trainer.telemetry.trackers import flatten
+from trainer.telemetry.trackers import flatten, open_tracker

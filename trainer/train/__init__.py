@@ -10,5 +10,5 @@ from trainer.train.branch import (
     steps_done,
 )
 from trainer.train.evaluate import Evaluator
-from trainer.train.link import Link, Outcome, WorkerPlace
+from trainer.train.link import Job, Link, Outcome, WorkerPlace
 from trainer.train.worker import backend_of, warn_of_cpu, work

@@ -6,6 +6,7 @@ Both run trainer.train.worker.work and give the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +34,11 @@ class Outcome:
     """Number of steps done when the workers ended."""
     finished: bool
     """Whether all steps of the run are done. If false, the workers were asked to stop."""
+
+
+Job = Callable[..., Outcome]
+"""What a worker runs. A launcher calls it with the config and the keywords place, link, device and lease_token, and on
+Ray also reader."""
 
 
 class Link(Protocol):
