@@ -6,6 +6,7 @@ from trainer.engine.memory import (
     MICRO_BATCH_STEP,
     Card,
     count_parameters,
+    judge_heads,
     judge_memory,
     largest_micro_batch,
     may_use_gpus,

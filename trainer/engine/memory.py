@@ -1,7 +1,8 @@
 """Estimates, before training starts, the GPU memory that training needs and the largest micro-batch that fits a GPU.
 
 The estimate is the sum of this table, for N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over
-which the ZeRO stage partitions states, micro-batches of T tokens, and L layers of width h.
+which the ZeRO stage partitions states, micro-batches of T tokens, and L layers of width h
+with a feed-forward width of f.
 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
     masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
@@ -9,8 +10,8 @@ which the ZeRO stage partitions states, micro-batches of T tokens, and L layers 
     gradients    e N / W; 4 N / W if a step sums several micro-batches, and then 4 N more in stage 1 with W > 1
                  (stage 0: 4 N)
     buckets      2 x 2^25 e      for gradients that are reduced together (stage 0: 4 N)
-    activations  L T (16 e h + 4 heads + 16), plus embeddings and heads: autograd saves 16 tensors of width h per
-                 layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
+    activations  L T (e (8 h + 2 f) + 4 heads + 16), plus embeddings and heads: autograd saves 8 tensors of width h per
+                 layer (norm, query, key, value, context, two branches, norm), and GELU's input and output of width f
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
 When backward begins, all activations and the loss exist. When backward ends, all gradients (e N) and few activations
@@ -32,7 +33,7 @@ from pipeline.settings import ConfigError
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.data import MicroBatchShape, OpenPhase, PlanError, derive_shape
 from trainer.engine.deepspeed_setup import LARGEST_BUCKET
-from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
+from trainer.model import FLASH_WIDTH, GPU_CHUNK_BYTES, HEAD_WIDTHS, VOCABULARY_MULTIPLE
 
 USABLE_SHARE = 0.9
 """Share of a GPU's memory that an estimate may take."""
@@ -130,7 +131,7 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
     if config.precision == "fp32":
         remedies.append("set precision=bf16")
     if not remedies:
-        remedies.append("no smaller micro-batches are possible: use GPUs with more memory, or a smaller model.size")
+        remedies.append("no smaller micro-batches are possible: use GPUs with more memory, or a smaller model")
     kept = ". A run that has begun keeps its micro-batches: changing them needs another output"
     return ", or ".join(remedies) + (kept if begins_anew else "")
 
@@ -170,6 +171,28 @@ def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
 
 def _is_on_cluster(config: TrainerConfig) -> bool:
     return config.launcher == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+
+
+def judge_heads(config: TrainerConfig) -> list[str]:
+    """Return a list with a line that tells the user if attention's fast kernel does not take heads of this width.
+
+    The list is empty if the kernel takes them, or if no GPU computes in bf16 or fp16. Raises ConfigError if no kernel
+    takes them.
+    """
+    model = config.model
+    if not may_use_gpus(config) or config.precision == "fp32" or model.head_width in HEAD_WIDTHS:
+        return []
+    divisors = [heads for heads in range(1, model.width + 1) if model.width % heads == 0]
+    fast = " or ".join(str(heads) for heads in divisors if model.width // heads in HEAD_WIDTHS)
+    what = f"model.heads={model.num_heads} and width {model.width} give heads of width {model.head_width}"
+    if model.head_width > FLASH_WIDTH:
+        least = next(heads for heads in divisors if model.width // heads <= FLASH_WIDTH)
+        raise ConfigError(
+            f"{what}; attention on a GPU takes at most {FLASH_WIDTH} in {config.precision}: set model.heads "
+            f"to {fast or least}, or device=cpu"
+        )
+    faster = f"; model.heads={fast} would be faster" if fast else ""
+    return [f"attention: {what}, which flash attention takes, not the faster kernel{faster}"]
 
 
 def may_use_gpus(config: TrainerConfig) -> bool:
@@ -227,7 +250,7 @@ def largest_micro_batch(
 def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
     """Return the number of weights of BERT with its heads for masked-LM and next-sentence prediction. The word matrix,
     which the embedding and the masked-LM head share, counts once."""
-    width, inner = model.width, 4 * model.width
+    width, inner = model.width, model.feed_forward_width
     rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     embeddings = (rows + model.max_positions + 2 + 2) * width
     attention = 4 * (width * width + width)
@@ -241,7 +264,7 @@ def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) ->
     model, width = config.model, config.model.width
     compiled = config.compile if config.compile is not None else config.zero_stage < 3
     kernels = config.precision != "fp32"
-    layer: float = 16 * size * width + 4 * model.num_heads + 16
+    layer: float = size * (8 * width + 2 * model.feed_forward_width) + 4 * model.num_heads + 16
     if not compiled and not (kernels and model.norm == "post" and config.zero_stage < 3) and model.dropout:
         layer += 2 * width  # dropout masks, one byte per element
     if not kernels:  # attention over padded rows saves another copy of query, key, value and context

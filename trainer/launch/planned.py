@@ -17,9 +17,9 @@ from pipeline.units import count_of
 from trainer.checkpoint import find_checkpoints
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
-from trainer.engine import Card, judge_memory, may_use_gpus
+from trainer.engine import Card, judge_heads, judge_memory, may_use_gpus
 from trainer.launch.cards import CARD_GB, resolve_micro_batch
-from trainer.launch.preflight import CheckResult, describe_phases, refuse_idle_workers
+from trainer.launch.preflight import CheckResult, describe_phases, refuse_idle_workers, resolve_model
 from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
 
@@ -43,26 +43,26 @@ def find_gpu(name: str, *, program: str) -> str:
     return known[name.upper()]
 
 
-def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
+def tflops_of(gpu: str, *, model: ModelConfig) -> tuple[float, bool]:
     """Return the training rate of one GPU in 10^12 model FLOPs per second, and whether this rate was measured.
 
-    `gpu` is a key of PEAK_TFLOPS, and `size` is the model's size, such as base.
+    `gpu` is a key of PEAK_TFLOPS, and `model` has the model's shape.
     """
-    measured = MEASURED_TFLOPS.get((gpu, size))
+    measured = MEASURED_TFLOPS.get((gpu, model.name))
     if measured is not None:
         return measured, True
-    share = MEASURED_TFLOPS["H200", "large" if size == "large" else "base"] / PEAK_TFLOPS["H200"]
+    share = MEASURED_TFLOPS["H200", "large" if model.width >= 1024 else "base"] / PEAK_TFLOPS["H200"]
     return share * PEAK_TFLOPS[gpu], False
 
 
-def describe_origin(gpu: str, *, size: str) -> str:
+def describe_origin(gpu: str, *, model: ModelConfig) -> str:
     """Return a phrase that tells the user whether the training rate of `gpu` was measured or is assumed.
 
-    `gpu` is a key of PEAK_TFLOPS, and `size` is the model's size, such as base.
+    `gpu` is a key of PEAK_TFLOPS, and `model` has the model's shape.
     """
-    if tflops_of(gpu, size=size)[1]:
-        return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
-    return f"not measured for BERT {size} on {gpu}: assumes the same share of peak as an H200"
+    if tflops_of(gpu, model=model)[1]:
+        return f"measured for {model.title} on one {gpu}, bench/trainer.md"
+    return f"not measured for {model.title} on {gpu}: assumes the same share of peak as an H200"
 
 
 def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
@@ -94,10 +94,10 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
     a GPU. `work` is the number of model FLOPs in the steps still to do, and `tokens` is the number of tokens in
     these steps.
     """
-    size, gpus = config.model.size, count_of(config.workers, "GPU")
-    yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"
+    model, gpus = config.model, count_of(config.workers, "GPU")
+    yield f"rates of one GPU for {model.title} in bf16, and hours on {gpus} at {config.workers} times that:"
     for gpu in SHOWN_GPUS:
-        tflops, measured = tflops_of(gpu, size=size)
+        tflops, measured = tflops_of(gpu, model=model)
         seconds = work / (tflops * 1e12)
         origin = "measured, bench/trainer.md" if measured else "not measured: assumes the same share of peak as an H200"
         hours = seconds / config.workers / 3600
@@ -118,6 +118,8 @@ def plan_without_data(
     checkpoints = find_checkpoints(config.output)
     if fresh:
         check_fresh(config, checkpoints=checkpoints)
+    if "size" not in config.model.model_fields_set:
+        config = resolve_model(config, saved=None)
     phases = resolve_phases(config)
     names = {phase.config.data for phase in phases}
     missing = {name for name in names if storage.find_file(storage.join(name, MANIFEST_NAME)) is None}
@@ -128,6 +130,7 @@ def plan_without_data(
         raise ConfigError(f"data={config.data}: already exists; leave out --rows and --tokens, or name a new data set")
     card = Card(CARD_GB[gpu] * 1e9, gpu) if gpu in CARD_GB else None
     config, found, lines = resolve_micro_batch(config, plan_config=None, phases=phases, manifests=manifests)
+    lines = [*judge_heads(config), *lines]
     opened = open_phases(resolve_phases(config), manifests=manifests)
     refuse_idle_workers(config, phases=opened)
     of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"

@@ -12,7 +12,6 @@ from trainer.model.gelu_gpu import linear_gelu
 from trainer.model.layers import Linear, activation_function, layer_norm
 from trainer.model.residual_norm import ResidualNorm, is_fused
 
-FEED_FORWARD_FACTOR = 4
 SITES_A_LAYER = 3
 """Number of uses of dropout in a layer: on attention weights, after attention and after feed-forward."""
 
@@ -37,13 +36,13 @@ class ActivatedLinear(Linear):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers, width -> 4 width -> width, with GELU between them. It applies neither dropout nor the
-    residual."""
+    """Two linear layers, width -> feed-forward width -> width, with GELU between them. It applies neither dropout nor
+    the residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = ActivatedLinear(config.width, FEED_FORWARD_FACTOR * config.width, activation=config.activation)
-        self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
+        self.up = ActivatedLinear(config.width, config.feed_forward_width, activation=config.activation)
+        self.down = Linear(config.feed_forward_width, config.width)
 
     def forward(self, hidden: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
         """Return the output of the second linear layer, [T, width], for `hidden` [T, width].

@@ -32,12 +32,12 @@ from trainer.checkpoint import (
     verify,
     verify_together,
 )
-from trainer.config import CONFIG_NAME, TrainerConfig, validate_saved
+from trainer.config import CONFIG_NAME, SHAPE_SETTINGS, TrainerConfig, validate_saved
 from trainer.data import OpenPhase, Phase, PlanState, find_start, resolve_phases
 from trainer.engine import Engine
 
-_SAME_MODEL = ("size", "max_positions", "activation", "norm")
-"""Model settings that must match the checkpoint's weights."""
+_SAME_MODEL = ("max_positions", "activation", "norm")
+"""Model settings that must match the checkpoint's weights, as must the shape."""
 _GUARD_KEPT = ("skips", "losses", "phase")
 """Entries of the divergence guard's state that a branch keeps if its data continue, because they describe the data and
 the loss curve."""
@@ -108,7 +108,8 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     source = locate(str(config.resume_from))
     state = read_state(source)
     before = source_config(config)
-    for key in _SAME_MODEL:
+    shape_keys = () if before.model.shape == config.model.shape else ("size", *SHAPE_SETTINGS)
+    for key in (*shape_keys, *_SAME_MODEL):
         source_value, own_value = getattr(before.model, key), getattr(config.model, key)
         if source_value != own_value:
             raise ConfigError(
