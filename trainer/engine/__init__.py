@@ -11,6 +11,7 @@ from trainer.engine.memory import (
     largest_micro_batch,
     may_use_gpus,
     name_remedies,
+    resolve_recompute,
     with_largest_micro_batch,
 )
 from trainer.engine.optimizers import MOMENTS

@@ -15,7 +15,8 @@ with a feed-forward width of f.
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
 When backward begins, all activations and the loss exist. When backward ends, all gradients (e N) and few activations
-exist. The larger of these two sums is counted for activations and loss together. The estimate was checked against
+exist. The larger of these two sums is counted for activations and loss together. With recompute=layers, only L T e h of
+the layers' activations exist, and those of the layer that backward computes again. The estimate was checked against
 BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. The CUDA context, NCCL and fragmentation
 are not included; a tenth of a GPU's memory stays free for them.
 """
@@ -39,6 +40,8 @@ USABLE_SHARE = 0.9
 """Share of a GPU's memory that an estimate may take."""
 MICRO_BATCH_STEP = 1024
 """Limits of micro-batches are tried in steps of this many tokens, so that GPUs of similar memory get the same limit."""
+LEAST_STORED = 2048
+"""With recompute=auto, a GPU must hold the activations of this many tokens. Smaller products use a GPU badly."""
 _GB = 1e9
 
 
@@ -77,10 +80,9 @@ def estimate_memory(
     shared = numel / workers if stage else numel
     several = micro_batches > 1
     whole = 4 * numel if several and stage == 1 and workers > 1 else 0
-    activations = _activations(config, shape=shape, size=size)
+    activations, ends = _activations(config, shape=shape, size=size)
     chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
-    ends = size * numel + 2 * activations / model.num_layers  # end of backward: all gradients, few activations
     return Memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),
@@ -88,7 +90,7 @@ def estimate_memory(
             "moments": 8 * shared,
             "gradients": (4 if several or not stage else size) * shared + whole,
             "buckets": 2 * size * min(LARGEST_BUCKET, numel) if stage else 4 * numel,
-            "activations and loss": max(activations + loss, ends),
+            "activations and loss": max(activations + loss, size * numel + ends),
         }
     )
 
@@ -130,8 +132,14 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
         remedies.append(f"raise zero_stage={config.zero_stage}")
     if config.precision == "fp32":
         remedies.append("set precision=bf16")
+    recompute = "" if config.recompute == "layers" else "set recompute=layers"
     if not remedies:
-        remedies.append("no smaller micro-batches are possible: use GPUs with more memory, or a smaller model")
+        recompute = f"{recompute}, " if recompute else ""
+        remedies.append(
+            f"no smaller micro-batches are possible: {recompute}use GPUs with more memory, or a smaller model.size"
+        )
+    elif recompute:
+        remedies.append(recompute)
     kept = ". A run that has begun keeps its micro-batches: changing them needs another output"
     return ", or ".join(remedies) + (kept if begins_anew else "")
 
@@ -235,16 +243,42 @@ def largest_micro_batch(
     """Return how many tokens the largest micro-batch has that fits a GPU of `card_bytes` bytes, or None if none fits.
 
     Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, but never fewer than `longest`, the length of the data
-    set's longest row. Always assumes one worker, because the result must not depend on the number of workers.
+    set's longest row. With recompute=auto, fewer than LEAST_STORED tokens are not tried before recompute=layers. Always
+    assumes one worker, because the result must not depend on the number of workers.
     """
-    for tokens in range(most, 0, -MICRO_BATCH_STEP):
-        if tokens < longest:
-            return None
+    if config.recompute == "auto":
+        ways = (config.model_copy(update={"recompute": way}) for way in ("none", "layers"))
+        none, layers = (
+            largest_micro_batch(way, vocabulary_size=vocabulary_size, longest=longest, card_bytes=card_bytes, most=most)
+            for way in ways
+        )
+        return none if none is not None and none >= LEAST_STORED else layers
+    for tokens in range(most, longest - 1, -MICRO_BATCH_STEP):
         shape = MicroBatchShape(tokens=tokens, pairs=-(-tokens // 16), masked=-(-tokens // 5), max_seq_length=longest)
         needed = estimate_memory(config, vocabulary_size=vocabulary_size, shape=shape, micro_batches=2, workers=1)
         if needed.total <= USABLE_SHARE * card_bytes:
             return tokens
     return None
+
+
+def resolve_recompute(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None
+) -> tuple[TrainerConfig, list[str]]:
+    """Replace recompute=auto: by layers if a step would otherwise not fit `card` and then takes less, else by none.
+
+    `card` is the smallest GPU that the run may get, or None if the GPUs are not known. Returns the config, and a list
+    with a line for the user if backward computes layers again.
+    """
+    if config.recompute != "auto":
+        return config, []
+    none, layers = (config.model_copy(update={"recompute": way}) for way in ("none", "layers"))
+    if card is None or not may_use_gpus(config):
+        return none, []
+    without, with_it = (largest_memory(each, phases=phases) for each in (none, layers))
+    if without.total <= USABLE_SHARE * card.num_bytes or with_it.total >= without.total:
+        return none, []
+    needed = f"without it, a step takes about {without.total / _GB:.1f} GB, and the smallest is {card.describe()}"
+    return layers, [f"memory: recompute=layers, so backward computes layers again: {needed}"]
 
 
 def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
@@ -259,8 +293,9 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
     return embeddings + model.num_layers * layer + heads
 
 
-def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> float:
-    """Return the bytes that autograd saves in the forward pass of a micro-batch, for elements of `size` bytes."""
+def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> tuple[float, float]:
+    """Return the bytes of a micro-batch's activations when backward begins and when it ends, for elements of `size`
+    bytes."""
     model, width = config.model, config.model.width
     compiled = config.compile if config.compile is not None else config.zero_stage < 3
     kernels = config.precision != "fp32"
@@ -271,7 +306,11 @@ def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) ->
         layer += 4 * size * width * shape.sequences * shape.max_seq_length / shape.tokens
     ends = 3 * size * width + 32  # embeddings, and the batch itself
     heads = size * width * (6 * shape.masked + 4 * shape.pairs)
-    return shape.tokens * (model.num_layers * layer + ends) + heads
+    if config.recompute == "layers":
+        kept = shape.tokens * (model.num_layers * size * width + layer + ends) + heads
+        return kept, 2 * shape.tokens * layer
+    saved = shape.tokens * (model.num_layers * layer + ends) + heads
+    return saved, 2 * saved / model.num_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = Fals
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
     if options.rows is None or options.tokens is None:
-        return check(config, fresh=fresh)
+        return check(config, fresh=fresh, gpu=options.gpu)
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 

@@ -17,8 +17,8 @@ from pipeline.units import count_of
 from trainer.checkpoint import find_checkpoints
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
-from trainer.engine import Card, judge_heads, judge_memory, may_use_gpus
-from trainer.launch.cards import CARD_GB, resolve_micro_batch
+from trainer.engine import judge_heads, judge_memory, may_use_gpus, resolve_recompute
+from trainer.launch.cards import resolve_micro_batch, stated_card
 from trainer.launch.preflight import CheckResult, describe_phases, refuse_idle_workers, resolve_model
 from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
@@ -128,15 +128,17 @@ def plan_without_data(
     manifests = [assumed if phase.config.data in missing else open_data_set(phase.config.data) for phase in phases]
     if not missing:
         raise ConfigError(f"data={config.data}: already exists; leave out --rows and --tokens, or name a new data set")
-    card = Card(CARD_GB[gpu] * 1e9, gpu) if gpu in CARD_GB else None
-    config, found, lines = resolve_micro_batch(config, plan_config=None, phases=phases, manifests=manifests)
+    config, card, lines = resolve_micro_batch(
+        config, plan_config=None, phases=phases, manifests=manifests, card=stated_card(gpu)
+    )
     lines = [*judge_heads(config), *lines]
     opened = open_phases(resolve_phases(config), manifests=manifests)
+    config, recomputes = resolve_recompute(config, phases=opened, card=card)
     refuse_idle_workers(config, phases=opened)
     of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"
     lines.insert(0, f"planned for {of} in {', '.join(sorted(missing))}")
-    if may_use_gpus(config) and (memory := judge_memory(config, phases=opened, card=card or found)):
-        lines.append(memory)
+    if may_use_gpus(config) and (memory := judge_memory(config, phases=opened, card=card)):
+        lines += [*recomputes, memory]
     lines += describe_phases(config, phases=opened)
     return CheckResult(tuple(lines), done=False, config=config, phases=opened, checkpoints=checkpoints)
 

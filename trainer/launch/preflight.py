@@ -20,9 +20,9 @@ from pipeline.units import count_of
 from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
-from trainer.engine import judge_heads, judge_memory, with_largest_micro_batch
+from trainer.engine import judge_heads, judge_memory, resolve_recompute, with_largest_micro_batch
 from trainer.hf import compare_folder, fit_model, take_shape
-from trainer.launch.cards import resolve_micro_batch
+from trainer.launch.cards import resolve_micro_batch, stated_card
 from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 from trainer.train import (
@@ -83,10 +83,11 @@ class CheckResult:
     """The checkpoints in the run directory."""
 
 
-def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
+def check(config: TrainerConfig, *, fresh: bool = False, gpu: str | None = None) -> CheckResult:
     """Check that data set, model, plan and run directory fit together. Return what was found, and write nothing.
 
-    If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
+    If `fresh`, an output that already holds a run is refused. `gpu` names the GPU whose memory a step must fit (None:
+    the smallest GPU that is found). Raises ValueError if a check fails.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -107,9 +108,11 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
     branches = is_branch_to_begin(config, checkpoints=checkpoints)
     if saved is None and branches:
         plan_config = _source_with_plan(config, phases=phases, manifests=manifests)
-    config, card, lines = resolve_micro_batch(config, plan_config=plan_config, phases=phases, manifests=manifests)
-    phases = resolve_phases(config)
-    opened = open_phases(phases, manifests=manifests)
+    config, card, lines = resolve_micro_batch(
+        config, plan_config=plan_config, phases=phases, manifests=manifests, card=stated_card(gpu)
+    )
+    opened = open_phases(resolve_phases(config), manifests=manifests)
+    config, recomputes = resolve_recompute(config, phases=opened, card=card)
     refuse_idle_workers(config, phases=opened)
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
     warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)
@@ -121,7 +124,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
     done = step is not None and step >= config.max_steps and evaluated
     done = done and newest_verified(checkpoints) == checkpoints.folders[-1]
     if not done and (memory := judge_memory(config, phases=opened, card=card)):
-        lines.append(memory)
+        lines += [*recomputes, memory]
     if branches:
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     lines = [*starts[0], *lines, *describe_phases(config, phases=opened), *warnings, *changes]

@@ -8,4 +8,5 @@ from trainer.model.batch import Batch, to_batch
 from trainer.model.bert import VOCABULARY_MULTIPLE, BertForPretraining, PretrainingOutput
 from trainer.model.cross_entropy import GPU_CHUNK_BYTES
 from trainer.model.embeddings import NUM_SEGMENTS
+from trainer.model.encoder import Encoder
 from trainer.model.layers import LAYER_NORM_EPSILON
