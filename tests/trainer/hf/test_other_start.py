@@ -316,6 +316,11 @@ def test_a_run_of_its_own_shape(worker_group: Callable[[int], WorkerGroup], toke
             ValueError, match=rf"was trained with model\.{key}={shape[key]}, but .* model\.{key}={value}"
         ):
             check(make_config(tokenized, tmp_path / "b", **{**settings, **branch, "model": {**shape, key: value}}))
+    short = {key: value for key, value in shape.items() if key != "feed_forward_size"}
+    with pytest.raises(
+        ValueError, match=r"feed_forward_size=100, but this run has .*=312; set .*feed_forward_size=100"
+    ):
+        check(make_config(tokenized, tmp_path / "b", **{**settings, **branch, "model": short}))
 
 
 def test_a_plan_for_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
