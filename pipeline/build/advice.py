@@ -114,7 +114,8 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
     Each book is held out by chance, with all of its chapters. Training and validation each need a smallest number of
     books. There are too few books if there are fewer than both need together, or if chance would leave one of the two
     short in more than 99% of cases. Files are counted as books first. If there are too few files, the books in the
-    files are counted, because a file may have several.
+    files are counted, because a file may have several. Files without any book are accepted: the build says later what
+    is wrong with them.
     """
     kinds = {source.kind for source in config.sources}
     if kinds != {"books"} or not config.validation_fraction or any(split.end != -1 for split in splits):
@@ -124,7 +125,7 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
     books = len({split.path for split in splits})
     if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
         books = sum(_count_books(split, source=config.sources[split.source]) for split in splits)
-        if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
+        if books and _are_few(books, fewest=fewest, fraction=config.validation_fraction):
             raise ValueError(
                 f"{count_of(books, 'book')}, {'one document each' if whole else 'their chapters held out together'}, "
                 f"{'are' if books != 1 else 'is'} too few to hold out {fewest} with "
@@ -134,7 +135,7 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
 
 
 def _are_few(books: int, *, fewest: int, fraction: float) -> bool:
-    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
+    too_few = (*range(fewest), *range(max(0, books - fewest + 1), books + 1))  # held out, or left to train on
     failing = sum(math.comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
     return books < 2 * fewest or failing > 0.99
 

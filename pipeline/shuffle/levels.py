@@ -37,10 +37,12 @@ class Join:
 
 
 def divide_buckets(buckets: Buckets) -> tuple[BucketRange, list[Join]]:
-    """Plan how documents reach their buckets: in one step or, if there are many buckets, in two. Return (range, tasks).
-    The range says which neighbouring buckets share a row in the table of a spill file of the first step. The tasks make
-    up the second step, which divides the rows into single buckets. If one step is enough, each bucket has its own row
-    and there are no tasks.
+    """Plan how documents reach their buckets: in one step or, if there are many buckets, in two. The first of two steps
+    puts several neighbouring buckets into one row of a spill file's table. The second step divides each row into single
+    buckets.
+
+    Return (range, tasks). The range says which buckets share a row in the first step, and the tasks are the work of the
+    second step. If one step is enough, each bucket has a row of its own, and there are no tasks.
 
     A task reads about _TEXT_BYTES_A_JOIN of text if buckets have TEXT_BYTES_PER_BUCKET.
     """

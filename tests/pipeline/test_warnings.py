@@ -188,6 +188,9 @@ def test_books_too_few_to_hold_out_are_refused_before_they_are_read(
         )
         Path(splits[0].path).write_text(text)
         refuse_few_books(config, splits=splits)  # a file may hold several
+        for split in splits:
+            Path(split.path).write_bytes(b"PAR1\x00\x01")
+        refuse_few_books(config, splits=splits)  # no text file, as reading it will say
     else:
         refuse_few_books(config, splits=splits)
 

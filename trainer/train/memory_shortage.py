@@ -96,7 +96,9 @@ def _in_use(device: torch.device) -> str:
 
 
 def _open_phases(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Return the run's phases, or an empty tuple if a data set can no longer be read."""
+    """Open the data set of each phase of the run, and return the opened phases. Return an empty tuple if one of the
+    data sets can no longer be read: advice about memory is then given without its numbers, and no second error hides
+    the first."""
     with suppress(ValueError, OSError):
         phases = resolve_phases(config)
         return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])
