@@ -26,7 +26,7 @@ from trainer.engine.self_check import check_compiled_model
 from trainer.model import BertForPretraining
 
 VOCABULARY, LONGEST, STEPS = 30_522, 512, 6
-LARGE = {"size": "large"}
+LARGE = {"model": {"size": "large"}}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Measured:
 
 
 def train(
-    rank: int, kind: str, model: dict[str, Any], recompute: str, card_bytes: float, tokens: int | None, answers: Any
+    rank: int, kind: str, settings: dict[str, Any], recompute: str, card_bytes: float, tokens: int | None, answers: Any
 ) -> None:
     """Some steps in a process of its own, which may use no more than `card_bytes` of its GPU."""
     on_gpu = kind == "cuda"
@@ -75,8 +75,8 @@ def train(
             "output": "o",
             "batch": {"tokens": 65_536},
             "max_steps": 10,
-            "model": model,
             "recompute": recompute,
+            **settings,
         }
     )
     tokens = tokens or largest_micro_batch(
@@ -106,7 +106,7 @@ def train(
         seconds = time.perf_counter() - began
         losses.append(total)
     peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if on_gpu else (0, 0)
-    title = f"{config.model.title}, bf16, ZeRO 1, recompute={recompute}"
+    title = f"{config.model.title}, bf16, ZeRO {config.zero_stage}, recompute={recompute}"
     answers.put(Measured(title, tokens, estimate.total, *peaks, seconds, tuple(losses)))
     engine.close()
     dist.destroy_process_group()
@@ -118,10 +118,10 @@ def measure(
     card_bytes: float = 24e9,
     tokens: int | None = None,
     kind: str = "cuda",
-    model: dict[str, Any] = LARGE,
+    settings: dict[str, Any] = LARGE,
 ) -> Measured:
     answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    torch.multiprocessing.spawn(train, (kind, model, recompute, card_bytes, tokens, answers))
+    torch.multiprocessing.spawn(train, (kind, settings, recompute, card_bytes, tokens, answers))
     found: Measured = answers.get()
     return found
 
@@ -140,14 +140,23 @@ def test_bert_large_trains_on_a_card_of_24_gb(recompute: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("model", [LARGE, {"layers": 6, "heads": 8}, {"size": "base", "norm": "pre"}])
-def test_recomputation_gives_the_same_losses_from_less_memory(model: dict[str, Any]) -> None:
-    """Heads of width 96 use flash attention, whose dropout must be drawn again as it was."""
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LARGE,
+        {**LARGE, "zero_stage": 3},
+        {"model": {"layers": 6, "heads": 8}},
+        {"model": {"layers": 4, "heads": 12, "hidden_size": 312, "feed_forward_size": 1200}},
+        {"model": {"size": "base", "norm": "pre"}},
+    ],
+)
+def test_recomputation_gives_the_same_losses_from_less_memory(settings: dict[str, Any]) -> None:
+    """Heads of width 96 and 26 use flash attention, whose dropout must be drawn again as it was."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    stored, again = (measure(way, card_bytes=80e9, tokens=16_384, model=model) for way in ("none", "layers"))
+    stored, again = (measure(way, card_bytes=80e9, tokens=16_384, settings=settings) for way in ("none", "layers"))
     print(f"{stored.describe()}\n{again.describe()}")
-    assert again.allocated < 0.75 * stored.allocated
+    assert again.allocated < 0.8 * stored.allocated
     assert again.losses[0] == pytest.approx(stored.losses[0], rel=1e-3)
     assert again.losses[-1] == pytest.approx(stored.losses[-1], rel=0.02)
 
@@ -155,7 +164,7 @@ def test_recomputation_gives_the_same_losses_from_less_memory(model: dict[str, A
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else "24"
     how: dict[str, Any] = (
-        {"kind": "cpu", "tokens": 1024, "model": {"size": "tiny"}}
+        {"kind": "cpu", "tokens": 1024, "settings": {"model": {"size": "tiny"}}}
         if what == "cpu"
         else {"card_bytes": float(what) * 1e9}
     )

@@ -37,11 +37,6 @@ class TrainerConfig(TrainerFields):
                 f"zero_stage=0 with precision={self.precision} is not supported (DeepSpeed's own path gives another "
                 f"loss curve there); set zero_stage=1"
             )
-        if self.recompute != "none" and self.zero_stage == 3 and self.compile:
-            raise ValueError(
-                f"recompute={self.recompute} with zero_stage=3 and compile={self.compile} is not supported; leave "
-                f"compile out, or set zero_stage=2"
-            )
         if self.checkpoint.keep_best and not self._is_evaluated_on_the_way():
             raise ValueError(
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses during training; set "

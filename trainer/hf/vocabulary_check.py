@@ -25,7 +25,7 @@ class Vocabulary:
     splitting: dict[str, Any] | None
     ids: dict[str, int] = field(repr=False)
     """The id of each token, which is the number of its row in the word table."""
-    normalizer: Any = field(default=None, repr=False)
+    normalizer: Any = field(default=None, repr=False, compare=False)
     """The tokenizer's normalizer (an object of the tokenizers library), or None."""
 
     def normalize(self, text: str) -> str:

@@ -119,8 +119,6 @@ class Encoder(nn.Module):
 
     recompute = False
     """Whether backward computes the layers again. `recompute` of the run's settings; set it before training."""
-    parameters_persist = True
-    """Whether the parameters exist all the time (see Linear.parameters_persist)."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -134,8 +132,7 @@ class Encoder(nn.Module):
 
         if not (self.recompute and torch.is_grad_enabled()):
             return compute(*hidden)
-        # Under ZeRO-3, saved parameters change their shape, which the newer kind of checkpoint takes for an error.
-        return checkpoint(compute, *hidden, use_reentrant=not self.parameters_persist)
+        return checkpoint(compute, *hidden, use_reentrant=False)
 
 
 class PostNormEncoder(Encoder):
