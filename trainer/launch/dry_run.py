@@ -137,9 +137,9 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
     if options.tokens_per_second is not None:
         rate, origin = options.tokens_per_second * config.workers, "stated"
     elif options.gpu is not None and work:
-        tflops, _ = planned.tflops_of(options.gpu, model=config.model)
+        tflops, _ = planned.tflops_of(options.gpu, config=config)
         rate = tokens / work * tflops * 1e12 * config.workers
-        origin = planned.describe_origin(options.gpu, model=config.model)
+        origin = planned.describe_origin(options.gpu, config=config)
     else:
         steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
         if steps:

@@ -26,6 +26,8 @@ from trainer.telemetry import PEAK_TFLOPS, count_flops
 MEASURED_TFLOPS: Mapping[tuple[str, str], float] = {("H200", "large"): 453.0, ("H200", "base"): 382.0}
 """Maps (GPU, model size) to the measured rate of end-to-end training in bf16: 10^12 model FLOPs per GPU and second
 (bench/trainer.md)."""
+RECOMPUTED_SHARE = 0.75
+"""Share of the training rate that is left if backward computes all layers again: 3 of 4 passes over them count."""
 SHOWN_GPUS = ("B200", "H200", "H100", "A100", "L40S", "L4")
 VOCABULARY_SIZE = 30_522
 """Vocabulary size assumed for a data set that does not exist yet."""
@@ -43,26 +45,27 @@ def find_gpu(name: str, *, program: str) -> str:
     return known[name.upper()]
 
 
-def tflops_of(gpu: str, *, model: ModelConfig) -> tuple[float, bool]:
+def tflops_of(gpu: str, *, config: TrainerConfig) -> tuple[float, bool]:
     """Return the training rate of one GPU in 10^12 model FLOPs per second, and whether this rate was measured.
 
-    `gpu` is a key of PEAK_TFLOPS, and `model` has the model's shape.
+    `gpu` is a key of PEAK_TFLOPS. With recompute=layers, the forward pass of the layers runs twice and counts once.
     """
-    measured = MEASURED_TFLOPS.get((gpu, model.name))
-    if measured is not None:
+    recomputes = config.recompute == "layers"
+    measured = MEASURED_TFLOPS.get((gpu, config.model.name))
+    if measured is not None and not recomputes:
         return measured, True
-    share = MEASURED_TFLOPS["H200", "large" if model.width >= 1024 else "base"] / PEAK_TFLOPS["H200"]
-    return share * PEAK_TFLOPS[gpu], False
+    share = MEASURED_TFLOPS["H200", "large" if config.model.width >= 1024 else "base"] / PEAK_TFLOPS["H200"]
+    return share * PEAK_TFLOPS[gpu] * (RECOMPUTED_SHARE if recomputes else 1.0), False
 
 
-def describe_origin(gpu: str, *, model: ModelConfig) -> str:
-    """Return a phrase that tells the user whether the training rate of `gpu` was measured or is assumed.
-
-    `gpu` is a key of PEAK_TFLOPS, and `model` has the model's shape.
-    """
-    if tflops_of(gpu, model=model)[1]:
-        return f"measured for {model.title} on one {gpu}, bench/trainer.md"
-    return f"not measured for {model.title} on {gpu}: assumes the same share of peak as an H200"
+def describe_origin(gpu: str, *, config: TrainerConfig) -> str:
+    """Return a phrase that tells the user whether the training rate of `gpu`, a key of PEAK_TFLOPS, was measured or is
+    assumed."""
+    title = config.model.title
+    if tflops_of(gpu, config=config)[1]:
+        return f"measured for {title} on one {gpu}, bench/trainer.md"
+    again = ", less a quarter for recompute=layers" if config.recompute == "layers" else ""
+    return f"not measured for {title} on {gpu}: assumes the same share of peak as an H200{again}"
 
 
 def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
@@ -97,9 +100,10 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
     model, gpus = config.model, count_of(config.workers, "GPU")
     yield f"rates of one GPU for {model.title} in bf16, and hours on {gpus} at {config.workers} times that:"
     for gpu in SHOWN_GPUS:
-        tflops, measured = tflops_of(gpu, model=model)
+        tflops, measured = tflops_of(gpu, config=config)
         seconds = work / (tflops * 1e12)
-        origin = "measured, bench/trainer.md" if measured else "not measured: assumes the same share of peak as an H200"
+        assumed = describe_origin(gpu, config=config).partition(": ")[2]
+        origin = "measured, bench/trainer.md" if measured else f"not measured: {assumed}"
         hours = seconds / config.workers / 3600
         yield f"  {gpu:<5} {tokens / seconds:>11,.0f} tokens/s {hours:>9,.1f} h  ({origin})"
 
