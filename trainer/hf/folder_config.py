@@ -37,13 +37,19 @@ def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
     """Return a copy of `config` that fits the model in `folder`.
 
     Shape, positions, activation and norm are those of the folder's model, with the layers that `config` chooses, unless
-    `config` sets them. Raises PretrainedError if the folder's model is not supported.
+    `config` sets them. Raises PretrainedError if the folder's model is not supported, or has fewer positions.
     """
     source = locate(folder)
     other = model_config(read_config(source), folder=source)
     chosen = choose_layers(config, count=other.num_layers, folder=source)
     shape = shape_settings(other.shape._replace(layers=len(chosen)))
-    return take_shape(config, other.model_copy(update=shape))
+    fitted = take_shape(config, other.model_copy(update=shape))
+    if fitted.max_positions > other.max_positions:
+        raise PretrainedError(
+            f"{locate(source, CONFIG_FILE)}: max_position_embeddings is {other.max_positions}, but model.max_positions "
+            f"is {fitted.max_positions}; set model.max_positions to at most {other.max_positions}"
+        )
+    return fitted
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
@@ -201,4 +207,4 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
 def _reason(config: ModelConfig, key: str) -> str:
     """Return the setting that gives the model's own value of `key`, one of SHAPE_SETTINGS, as a subject and a verb."""
     own = getattr(config, key)
-    return f"model.size={config.size} has" if own is None else f"model.{key}={own} means"
+    return f"model.size={config.size} has" if own is None else f"model.{key} is"

@@ -194,15 +194,16 @@ def test_chosen_layers_are_the_folders(chosen: Any, layers: list[int], tmp_path:
         ({"initialize_layers": (0, 5)}, r"initialize_layers=\[0, 5\]: .* has the layers 0 to 3, not 5; list layers"),
         (
             {"initialize_layers": "every_other", "layers": 3},
-            r"initialize_layers takes 2 of the 4 layers of .*, but model\.layers=3 means 3; set model\.layers=2",
+            r"initialize_layers takes 2 of the 4 layers of .*, but model\.layers is 3; set model\.layers=2",
         ),
         (
             {"layers": 2},
-            r"num_hidden_layers is 4, but model\.layers=2 means 2; .*choose layers with model\.initialize_layers",
+            r"num_hidden_layers is 4, but model\.layers is 2; .*choose layers with model\.initialize_layers",
         ),
-        ({"layers": 4, "feed_forward_size": 500}, r"intermediate_size is 512, but .*feed_forward_size=500 means 500"),
-        ({"layers": 4, "heads": 4}, r"num_attention_heads is 2, but model\.heads=4 means 4"),
-        ({"layers": 4, "hidden_size": 256}, r"hidden_size is 128, but model\.hidden_size=256 means 256"),
+        ({"layers": 4, "feed_forward_size": 500}, r"intermediate_size is 512, but .*feed_forward_size is 500"),
+        ({"max_positions": 513}, r"max_position_embeddings is 512, but .*is 513; set .*max_positions to at most 512"),
+        ({"layers": 4, "heads": 4}, r"num_attention_heads is 2, but model\.heads is 4"),
+        ({"layers": 4, "hidden_size": 256}, r"hidden_size is 128, but model\.hidden_size is 256"),
     ],
 )  # fmt: skip
 def test_layers_and_shapes_that_do_not_fit_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
