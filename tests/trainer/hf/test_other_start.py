@@ -188,6 +188,24 @@ def test_chosen_layers_are_the_folders(chosen: Any, layers: list[int], tmp_path:
     assert not found
 
 
+def test_layers_of_a_pre_norm_encoder_without_heads(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    settings = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 128, "intermediate_size": 300}
+    other = transformers.MegatronBertModel(transformers.MegatronBertConfig(vocab_size=len(OLD), **settings))
+    other.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, OLD)
+    given = {"initialize_from": str(tmp_path), "initialize_layers": "every_other"}
+    config = resolve_model(make_config(tmp_path / "d", tmp_path / "r", model=given), saved=None).model
+    assert (config.norm, config.shape) == ("pre", (2, 2, 128, 300))
+    model = BertForPretraining(config, vocabulary_size=len(OLD))
+    notes = initialize_from(model, folder=tmp_path, data_tokenizer=tmp_path).notes
+    assert notes == ("layers 0, 2 of 4", "drawn: next-sentence head, masked-LM head")
+    found = to_transformers(dict(model.named_parameters()), norm="pre", vocabulary_size=len(OLD))
+    other.encoder.layer = torch.nn.ModuleList(other.encoder.layer[layer] for layer in (0, 2))
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(found[f"bert.{name}"], tensor), name
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
