@@ -11,22 +11,20 @@ RUN ?= runs/sample
 OUT ?= $(RUN)/export
 KIND ?= train
 JOB ?=
-REGISTRY ?=
-VERSION ?= 0.1.0
+SET ?=
 DATA ?=
 LDDL_PYTHON ?=
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
 TAKES_ARGS := $(TAKES_CONFIG) export test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
-TAKES_JOB := submit status stop
+TAKES_JOB := submit status logs stop
+TAKES_SET := cluster check-cluster images
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
 TAKES_KIND := submit
 TAKES_RUN := export
 TAKES_OUT := export
 TAKES_DATA := bench-trainer bench-learning
 TAKES_LDDL_PYTHON := bench-pipeline
-TAKES_REGISTRY := images
-TAKES_VERSION := images
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
 GIVEN := $(foreach name,$(filter-out $(ANYWHERE),$(.VARIABLES)),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 IGNORED := $(strip $(foreach name,$(GIVEN),$(if $(filter $(TAKES_$(name)),$(MAKECMDGOALS)),,$(name)=$($(name)))))
@@ -44,7 +42,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
-	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status stop local-cluster \
+	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status logs stop local-cluster \
 	local-cluster-stop of-the-sample
 
 help:  ## Show this list
@@ -120,15 +118,14 @@ bench-trainer:  ## On a GPU host: measure speed and loss of transformers, our en
 bench-learning:  ## On a GPU host: compare learning with transformers on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
 	python -m bench.learning $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
-cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
-	$(BIN)/python -m cluster.render $(ARGS)
+cluster: setup  ## Write the files of clusters from the values that you fill in: clusters/SET.yaml (without SET: all; cluster/README.md)
+	$(BIN)/python -m cluster.render $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
-check-cluster: setup  ## Check cluster/values/*.yaml and the files made from them: valid, up to date, without secrets
-	$(BIN)/python -m cluster.check $(ARGS)
+check-cluster: setup  ## Check values and the files made from them, and show greatest prices (SET=..., ARGS=--ready before you start it)
+	$(BIN)/python -m cluster.check $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
-images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
-	docker build -f cluster/images/preprocessing.Dockerfile -t $(call quote,$(REGISTRY)cloze-preprocessing:$(VERSION)) .
-	docker build -f cluster/images/training.Dockerfile -t $(call quote,$(REGISTRY)cloze-training:$(VERSION)) .
+images: setup  ## Build the container images that clusters/SET.yaml names (SET=..., ARGS="--build-arg ...")
+	$(BIN)/python -m cluster.build_images $(if $(SET),$(call quote,$(SET))) $(ARGS)
 
 test-images: setup  ## Install each image's packages into a clean environment and try them (minutes, gigabytes)
 	$(BIN)/python -m cluster.try_images $(ARGS)
@@ -138,6 +135,9 @@ submit: setup  ## Run a job on a Ray cluster (CONFIG=my.yaml, KIND=train or prep
 
 status: setup  ## Show the state of the submitted job JOB (without JOB: all jobs)
 	$(BIN)/python -m cluster.submit $(if $(JOB),status $(call quote,$(JOB)),list)
+
+logs: setup  ## Show the log of the submitted job JOB, and follow it until the job ends
+	$(BIN)/python -m cluster.submit logs $(if $(JOB),$(call quote,$(JOB)))
 
 stop: setup  ## Stop the submitted job JOB; it writes a checkpoint first
 	$(BIN)/python -m cluster.submit stop $(if $(JOB),$(call quote,$(JOB)))

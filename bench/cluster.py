@@ -29,7 +29,7 @@ import psutil
 from bench.processes import ROOT, describe_machine, peak_bytes, watch
 from bench.step_results import buckets_of, choose_config
 from pipeline.documents import Split
-from pipeline.runtime import EXCHANGE, PROGRESS, SPILLS, BuildContext
+from pipeline.runtime import PROGRESS, RESULTS, SPILLS, BuildContext
 from pipeline.shuffle import divide_buckets
 from pipeline.versions import describe_code
 
@@ -168,7 +168,7 @@ def run_graph(
     context = BuildContext(
         config=config, buckets=buckets, tokenizer="", vocabulary_size=0, work=str(folder), build="bench", inputs={}
     )
-    for part in (SPILLS, PROGRESS, EXCHANGE):
+    for part in (SPILLS, PROGRESS, RESULTS):
         (folder / part).mkdir()
     listed = [
         Split(0, f"/corpus/part-{number:05d}.jsonl", 0, -1, text_bytes // splits, text_bytes // splits)
@@ -179,7 +179,7 @@ def run_graph(
     client.wait_for_workers(present, timeout=_START_S)
     print(f"{present:,} workers started in {time.monotonic() - began:.0f} s", flush=True)
     began, before = time.monotonic(), _cpu_seconds(os.getpid()) + _cpu_seconds(ids[0])
-    run = RunContext("bench", describe_code(), context.exchange, "")
+    run = RunContext("bench", describe_code(), context.results_folder, "")
     pipeline = beam.Pipeline(runner=BuildRunner(client, context=run, partitions=count_partitions(workers)))
     build_graph(pipeline, splits=listed, context=context)
     result = pipeline.run(test_runner_api=False)

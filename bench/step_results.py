@@ -25,7 +25,7 @@ from pipeline.build.read_split import SplitResult
 from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.dataset import id_type, shard_name
 from pipeline.documents import Document, Drop, Split
-from pipeline.runtime import EXCHANGE, PROGRESS, SHARDS, SPILLS, BuildContext, WorkReport
+from pipeline.runtime import PROGRESS, RESULTS, SHARDS, SPILLS, BuildContext, WorkReport
 from pipeline.shuffle import (
     BucketCount,
     Buckets,
@@ -99,7 +99,7 @@ def make_results(
     from pipeline.engines import local  # noqa: F401, I001 (first, since it makes Beam quiet)
     from pipeline.build.graph import count_bucket
 
-    for name in (SPILLS, SHARDS, PROGRESS, EXCHANGE):
+    for name in (SPILLS, SHARDS, PROGRESS, RESULTS):
         (folder / name).mkdir(parents=True)
     sources = write_corpus(texts, folder / "corpus")
     items = [item for split in list_splits(sources) for item in read_documents(split, sources[split.source])]

@@ -2,7 +2,9 @@
 
 `python -m cluster.render` writes the files from the values. `python -m cluster.check` checks values and files.
 `python -m cluster.submit` runs jobs. `python -m cluster.local` starts a cluster on this machine.
-`python -m cluster.notice` tells Ray that a node will end. Nothing in pipeline/ and trainer/ imports this package.
+`python -m cluster.notice` tells Ray that a node will end, and `python -m cluster.head` ends the jobs of a head.
+`python -m cluster.job` runs the command of a RayJob. `python -m cluster.build_images` builds images, and `python -m
+cluster.lock` pins what they install. Nothing in pipeline/ and trainer/ imports this package.
 """
 
 from pathlib import Path

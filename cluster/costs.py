@@ -1,4 +1,4 @@
-"""Prints what training BERT-Large by the published recipe costs on AWS and Google Cloud: `python -m cluster.costs`.
+"""Says what clusters cost: at most per hour, and for BERT-Large by the published recipe: `python -m cluster.costs`.
 
 The costs are extrapolated from one H200 (bench/trainer.md). Communication between nodes was not measured, so hours and
 prices are lower bounds.
@@ -10,7 +10,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.render import VALUES, Group, read_values
+from cluster.render import (
+    VALUES,
+    CloudValues,
+    ClusterValues,
+    Group,
+    SkyValues,
+    describe_prices,
+    greatest_prices,
+    read_values,
+)
 
 TOKENS = 42.6e9
 """The number of tokens on which the recipe (trainer/configs/bert_large_two_phases.yaml) trains. A comment in that file
@@ -24,6 +33,19 @@ def hours_of(group: Group) -> float:
     """Return the hours that training BERT-Large by the published recipe takes on the group if all its nodes
     (`max_nodes`) run."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
+
+
+def describe_costs(values: ClusterValues) -> Iterator[str]:
+    """Yield lines that say what the cluster costs at most per hour, and without work. Values of kinds without prices
+    (own hosts, Slurm, Kubernetes) yield nothing."""
+    if isinstance(values, CloudValues):
+        prices = greatest_prices(values, spot=False)
+        yield f"at most {describe_prices(prices)}, without work ${prices[0].price:,.2f}"
+        if values.gpu.spot_price_per_hour is not None:
+            yield f"if all GPU nodes are spot nodes: at most {describe_prices(greatest_prices(values, spot=True))}"
+    elif isinstance(values, SkyValues):
+        node = values.max_price_per_hour / values.gpu.max_nodes
+        yield f"at most ${values.max_price_per_hour:,.2f} an hour ({values.gpu.max_nodes} nodes of up to ${node:,.2f})"
 
 
 def table(folder: Path = VALUES) -> Iterator[str]:

@@ -1,13 +1,15 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node run
-as a process `ray start --block`. Every other process of the cluster is a child of one of these processes. So the
-command to stop ends exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
+The head has no CPUs for work. The head and each node run as a process `ray start --block`, and the head's process is
+below a process that ends the jobs first (cluster/head.py). Everything listens on 127.0.0.1 only, so no other machine
+can reach it. Every other process of the cluster is a child of one of these processes. So the command to stop ends
+exactly the processes of this cluster, whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -26,13 +28,15 @@ from pathlib import Path
 import psutil
 
 from cluster import PREPROCESSING, REPOSITORY
+from cluster.head import end_jobs
 from pipeline.console import command, exit_with
 from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
 STATE = "CLOZE_LOCAL_CLUSTER"
 """The environment variable that names a state file to use instead of build/local-cluster.json."""
-RAY = str(Path(sys.executable).with_name("ray"))
+RAY = [sys.executable, "-P", str(REPOSITORY / "cluster" / "local_ray.py")]
+"""The `ray` command that keeps a node on 127.0.0.1. With -P, Python does not look for modules beside the script."""
 NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
 """CPUs of a training worker. A node (NODE_CPUS) has room for one worker, and the rest of its CPUs reads data."""
@@ -40,6 +44,8 @@ STORE_BYTES = 200_000_000
 START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
 END_TIMEOUT_S = 10.0
+END_JOBS_S = 120.0
+"""Longest wait in seconds until jobs have ended, each with a checkpoint, before the head ends."""
 MAX_CLOCK_CORRECTION_S = 60.0
 """A process with the recorded id counts as the recorded process if their start times differ by less than this number of
 seconds. A correction of the clock explains such a difference. A new process gets an old id only much later."""
@@ -77,6 +83,11 @@ class LocalCluster:
     """Maps the name of each node to its `ray start` process."""
 
     @property
+    def port(self) -> int:
+        """Port of the head."""
+        return int(self.address.rpartition(":")[2])
+
+    @property
     def environment(self) -> dict[str, str]:
         """The environment variables (a dict from name to value) by which Ray's and our commands find this cluster."""
         return {
@@ -106,12 +117,12 @@ def start(*, nodes: int) -> LocalCluster:
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
         ]
         start_node(cluster, "head", arguments, count=1)
-        for number in range(2, 2 + nodes):
+        for number in range(1, 1 + nodes):
             arguments = [
-                *(f"--address={cluster.address}", f"--node-ip-address=127.0.0.{number}", f"--num-cpus={NODE_CPUS}"),
+                *(f"--address={cluster.address}", "--node-ip-address=127.0.0.1", f"--num-cpus={NODE_CPUS}"),
                 f"--resources={json.dumps({PREPROCESSING: NODE_CPUS})}",
             ]
-            start_node(cluster, f"127.0.0.{number}", arguments, count=number)
+            start_node(cluster, f"node-{number}", arguments, count=number + 1)
     except BaseException:
         end(cluster)
         raise
@@ -151,18 +162,29 @@ def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> N
         **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": cluster.token,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # see local_ray.py
         "RAY_JOB_STOP_WAIT_TIME_S": "600",
         "RAY_metrics_report_interval_ms": "1000",  # often, because jobs here are short
         "RAY_USAGE_STATS_ENABLED": "0",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = [
-        *(RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
+        *(*RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
+    if name == "head":  # at SIGTERM, jobs end with a checkpoint before it; then nothing is left that Ray could drain
+        environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
+        first = [f"--port={cluster.port}", f"--seconds={END_JOBS_S}", "--"]
+        command = [sys.executable, "-m", "cluster.head", *first, *command]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     cluster.processes[name] = Started(process.pid, psutil.Process(process.pid).create_time())
     state = state_file()
@@ -222,21 +244,34 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove the cluster's files. Return the number of processes ended.
 
-    The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds
-    are killed.
+    Jobs that still run end first, each with a checkpoint. The head is told to end last, so that no node loses its head.
+    Processes that still run after END_TIMEOUT_S seconds are killed.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
-    tree = [process for root in alive for process in (root, *root.children(recursive=True))]
+    if alive:
+        end_jobs(cluster.port, seconds=END_JOBS_S)
+    tree = [process for root in alive for process in with_children(root)]
     for root in alive:
-        root.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(left, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)
+
+
+def with_children(root: psutil.Process) -> list[psutil.Process]:
+    """Return `root` and all processes below it, or nothing if `root` has just ended, as nodes do that have lost their
+    head."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,39 +1,46 @@
 """Installs the packages of each image into a clean environment and tries them: `make test-images [ARGS=training]`.
 
-This needs no docker, but some minutes and gigabytes of disk.
+As in the images, every file must have the hash of the image's lock. This needs no docker, but Python 3.12, and some
+minutes and gigabytes of disk.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import CLUSTER, REPOSITORY
+from cluster.lock import EXTRAS, PYTHON
 
+PREPROCESSING = (("pipeline/run.py", "--help"), ("-m", "cluster.notice", "--help"))
+TRAINING = (*PREPROCESSING, ("trainer/run.py", "--help"), ("-m", "cluster.head", "--help"))
 TRIALS = {
-    "preprocessing": (
-        *(("pipeline/run.py", "--help"), ("-m", "cluster.notice", "--help")),
-        ("-c", "import apache_beam, pipeline.engines.ray_cluster"),
-    ),
-    "training": (
-        *(("pipeline/run.py", "--help"), ("trainer/run.py", "--help"), ("-m", "cluster.notice", "--help")),
-        ("-c", "import boto3, googleapiclient.discovery"),
-    ),
+    "preprocessing": (*PREPROCESSING, ("-c", "import apache_beam, pipeline.engines.ray_cluster")),
+    "head": (*TRAINING, ("-m", "cluster.job", "--help"), ("-c", "import torch; assert torch.version.cuda is None")),
+    "training": (*TRAINING, ("-c", "import boto3, googleapiclient.discovery")),
 }
 """Maps each image to the commands that must succeed with its packages. Each command is a tuple of arguments of
 `python`."""
+BUILD = re.compile(r"^(setuptools|wheel|packaging|ninja)==")
+"""The packages of a lock that build others. They are installed first, as in the images."""
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Index of the head's torch."""
 
 
-def list_extras(image: str) -> str:
-    """Return the names of our extras (groups of optional dependencies) that an image installs, joined by commas."""
-    text = (CLUSTER / "images" / f"{image}.Dockerfile").read_text(encoding="utf-8")
-    (extras,) = re.findall(r"-e '\.\[([\w,-]+)\]'", text)
-    return str(extras)
+def find_python() -> str:
+    """Return the Python of the images' version: this one, or the one on the path. Raises OSError if there is none."""
+    if sys.version_info[:2] == PYTHON:
+        return sys.executable
+    name = f"python{PYTHON[0]}.{PYTHON[1]}"
+    path = shutil.which(name)
+    if path is None:
+        raise FileNotFoundError(f"no {name} on the path; the images' locks are for this version")
+    return path
 
 
 def try_image(image: str) -> None:
@@ -43,11 +50,18 @@ def try_image(image: str) -> None:
     """
     import ray
 
+    lock = (CLUSTER / "images" / f"{image}.txt").read_text(encoding="ascii").splitlines(keepends=True)
     with tempfile.TemporaryDirectory(prefix="cloze-image-") as folder:
-        venv.create(folder, with_pip=True)
+        run(find_python(), "-m", "venv", folder)
         python = str(Path(folder) / "bin" / "python")
-        install = ["install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt"]
-        run(python, "-m", "pip", *install, "-e", f".[{list_extras(image)}]")
+        build = Path(folder) / "build.txt"
+        build.write_text("".join(line for line in lock if BUILD.match(line)), encoding="ascii")
+        install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        extra = ["--extra-index-url", TORCH_INDEX] if image == "head" else []
+        run(*install, "--require-hashes", "-r", str(build))
+        lock_file = str(CLUSTER / "images" / f"{image}.txt")
+        run(*install, "--require-hashes", "--no-build-isolation", *extra, "-r", lock_file)
+        run(*install, "--no-deps", "--no-build-isolation", "-e", ".")
         run(python, "-m", "pip", "check")
         run(python, "-c", f"import ray; assert ray.__version__ == {ray.__version__!r}")
         for words in TRIALS[image]:
@@ -62,7 +76,7 @@ def run(*command: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the images named in `arguments`, or all images if there are none. Return the exit status 0."""
-    for image in (sys.argv[1:] if arguments is None else arguments) or TRIALS:
+    for image in (sys.argv[1:] if arguments is None else arguments) or EXTRAS:
         try_image(image)
     return 0
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NoReturn, ParamSpec, TypeAlias
 
+from pipeline.errors import describe_error
 from pipeline.signals import TerminatedError, catch_interrupts
 
 Say: TypeAlias = Callable[[str], None]
@@ -20,13 +21,21 @@ Parameters = ParamSpec("Parameters")
 
 
 def say_at_once(line: str) -> None:
-    """Print a line and flush it, so that it appears at once even in a pipe."""
-    print(line, flush=True)
+    """Print a line and flush it, so that it appears at once even in a pipe. Characters that cannot be shown are escaped
+    (see escape_unprintable)."""
+    print(escape_unprintable(line), flush=True)
+
+
+def escape_unprintable(text: str) -> str:
+    """Return `text` with the characters that cannot be shown, such as those that control a terminal, written as in a
+    Python string. Line breaks stay. Names and texts of files may be in what a command says."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def fail(error: BaseException) -> int:
-    """Print `error`, which the user can fix, as one line on stderr. Return the exit status 2."""
-    print(f"error: {error}", file=sys.stderr)
+    """Print `error`, which the user can fix, as one line on stderr, and escape characters that cannot be shown. Return
+    the exit status 2."""
+    print(f"error: {escape_unprintable(describe_error(error))}", file=sys.stderr)
     return 2
 
 

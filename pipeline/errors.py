@@ -1,7 +1,11 @@
-"""Error types shared by several packages."""
+"""Error types shared by several packages, and what an error is said to be."""
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 Keeps: TypeAlias = Literal["nothing", "all", "unchanged_input"]
@@ -16,3 +20,17 @@ class PassingError(ValueError):
     """
 
     keeps: Keeps = "all"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the text of an error. If it says that no space is left for a file, although only inodes (entries for
+    files) are missing, add this."""
+    text = str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and isinstance(error.filename, str | os.PathLike):
+        path = Path(error.filename)
+        folder = next((each for each in (path, *path.parents) if each.exists()), None)
+        with suppress(OSError):
+            found = os.statvfs(folder) if folder is not None else None
+            if found is not None and found.f_files and not found.f_favail and found.f_bavail:
+                text += f"; no inode is left there: this disk holds {found.f_files:,} files; remove some"
+    return text

@@ -59,6 +59,10 @@ def parse_yaml(text: str, *, origin: str) -> Any:
         raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
     except (ValueError, RecursionError) as error:  # an invalid date, a number too long, nesting too deep
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:  # a value that is not of its tag's kind
+        raise ConfigError(
+            f"{origin}: not valid YAML: a value does not fit its tag, such as !!bool ({error}); remove the tag"
+        ) from error
 
 
 def load_settings(

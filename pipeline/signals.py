@@ -1,7 +1,7 @@
 """Handles Ctrl-C and SIGTERM: catch_interrupts raises an exception at once, and stop_on_signals sets a request to stop.
 
 The exception lets a command clean up. pipeline.console turns it into one line and the exit status 130 or 143. A request
-to stop lets a command end at a good moment; only a second signal raises the exception.
+to stop lets a command end at a good moment; only Ctrl-C after that raises the exception.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TerminatedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """A request to stop. As a bool, it is false until SIGINT or SIGTERM is received, and then true. A second signal
-    raises an exception: TerminatedError for SIGTERM, else KeyboardInterrupt."""
+    """A request to stop. As a bool, it is false until SIGINT or SIGTERM is received, and then true. SIGINT (Ctrl-C)
+    after that raises an exception: TerminatedError if the first signal was SIGTERM, else KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -40,11 +40,16 @@ class StopRequest:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal. The first signal is only remembered. A second signal raises the exception of the first:
-        TerminatedError for SIGTERM, else KeyboardInterrupt."""
-        if self.signal_number is not None:
+        """Handle a signal. The first signal is only remembered. SIGINT after that raises the exception of the first:
+        TerminatedError for SIGTERM, else KeyboardInterrupt.
+
+        SIGTERM after that changes nothing, because several programs may each send one while a cluster ends: Ray for its
+        job, and then the head for all its jobs. The command needs its time for a checkpoint all the same.
+        """
+        if self.signal_number is None:
+            self.signal_number = number
+        elif number == signal.SIGINT:
             self.interrupt()
-        self.signal_number = number
 
     def interrupt(self) -> NoReturn:
         """Raise the exception that belongs to the received signal: TerminatedError for SIGTERM, else KeyboardInterrupt.

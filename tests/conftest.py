@@ -16,7 +16,15 @@ from worker_group import WorkerGroup
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-RAY = ("test_jobs", "test_autoscaling", "test_local_cluster", "test_ray", "test_ray_engine", "test_ingest_faults")
+RAY = (
+    "test_jobs",
+    "test_autoscaling",
+    "test_local_cluster",
+    "test_ray",
+    "test_ray_engine",
+    "test_ingest_faults",
+    "test_head_ends",
+)
 """Files that start Ray: one after another, since two Rays on two cores take more than twice the time of one."""
 STEP_BACK = 5
 """By this much a process is nicer (nice(2)) once it runs anything else than RAY."""

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from pipeline import storage
 from pipeline.console import command, exit_with
-from pipeline.dataset import TOKENIZER_FOLDER, read_manifest, schema
+from pipeline.dataset import TOKENIZER_FOLDER, name_panics, parse_tokenizer, read_manifest, schema
 from pipeline.settings import parse_yaml
 from trainer.data import read_row_group
 from trainer.hf import load_model, read_vocabulary
@@ -78,7 +78,7 @@ class FillMask:
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{path}: is missing; give an export of `python -m trainer.export`")
-        self.tokenizer = Tokenizer.from_file(str(path))
+        self.tokenizer: Tokenizer = parse_tokenizer(path.read_bytes(), origin=str(path))
         self.tokens = read_vocabulary(self.folder).tokens
 
     @torch.no_grad()
@@ -88,7 +88,8 @@ class FillMask:
         Raises ValueError if `text` is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
         try:
-            ids = self.tokenizer.encode(text).ids
+            with name_panics(str(self.folder / "tokenizer.json")):
+                ids = self.tokenizer.encode(text).ids
         except TypeError as error:  # undecodable bytes from the command line
             raise ValueError(f"{text!r}: is not UTF-8 text") from error
         masks = [place for place, token in enumerate(ids) if token == self.tokenizer.token_to_id(MASK)]
@@ -135,7 +136,9 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
     for shard in manifest.shards_of("validation"):
         for group in range(len(shard.row_group_rows)):
             columns = [schema.INPUT_IDS, schema.FIRST_LENGTH]
-            table = read_row_group(data, path=shard.path, row_group=group, columns=columns)
+            table = read_row_group(
+                data, path=shard.path, footer_sha256=shard.footer_sha256, row_group=group, columns=columns
+            )
             for row in draws.permutation(table.num_rows):
                 ids = table[schema.INPUT_IDS][row].as_py()[: table[schema.FIRST_LENGTH][row].as_py()]
                 places = [place for place in range(1, len(ids) - 1) if _is_word(ids, place=place, tokens=tokens)]

@@ -28,8 +28,8 @@ HELP = f"""usage: python {PROGRAM} [--config FILE] [--fresh] [--dry-run] [key.su
 
 Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMPLE_CONFIG}.
 The same command continues an interrupted run from its last checkpoint; --fresh refuses an output that holds a run.
-Ctrl-C or SIGTERM finishes the current step, writes a checkpoint and exits with status 130 or 143; a second signal ends
-the run at once.
+Ctrl-C or SIGTERM finishes the current step, writes a checkpoint and exits with status 130 or 143; Ctrl-C after that
+ends the run at once.
 --dry-run makes all checks and shows steps, tokens, disk space, memory and machines; it starts and writes nothing. With
 --tokens-per-second=N (of one worker) or --gpu=NAME (such as H200) it also shows the time, with --price=P (of one worker
 and hour) the price. If there is no data set yet, --rows=N --tokens=N state its training rows and tokens; device=cuda

@@ -1,10 +1,15 @@
 # Image of the CPU nodes: Beam, Dask and Ray, without torch. `make images` builds it from the repository's root.
-FROM ubuntu:noble-20251013
+# The arguments name mirrors: a base image, Ubuntu's packages (http://HOST/ubuntu) and a package index of pip.
+ARG BASE=ubuntu:noble-20260905
+FROM ${BASE}
+ARG APT_MIRROR=
+ARG PIP_INDEX_URL=https://pypi.org/simple
 
-# Ray's launcher copies files into containers with rsync.
-RUN apt-get update \
+# Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP.
+RUN if [ -n "$APT_MIRROR" ]; then sed -i "s|^URIs: .*|URIs: $APT_MIRROR|" /etc/apt/sources.list.d/ubuntu.sources; fi \
+    && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-        ca-certificates openssh-client procps python3.12 python3.12-venv rsync \
+        ca-certificates openssh-client procps python3.12 python3.12-venv rsync wget \
     && rm -rf /var/lib/apt/lists/*
 
 # User id 1000, like the first user of the hosts. Ray's launcher mounts the files of that user.
@@ -14,13 +19,18 @@ RUN userdel --remove ubuntu \
 USER cloze
 ENV HOME=/home/cloze \
     PATH=/opt/venv/bin:$PATH \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
     RAY_USAGE_STATS_ENABLED=0 \
     TOKENIZERS_PARALLELISM=false
 WORKDIR /opt/cloze
 
-COPY --chown=cloze:cloze pyproject.toml constraints.txt README.md LICENSE ./
+# Every file that pip installs has the hash of the lock. What builds a package comes first, from the lock too.
+COPY --chown=cloze:cloze cluster/images/preprocessing.txt lock.txt
 RUN python3.12 -m venv /opt/venv \
-    && pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -e '.[pipeline,ray]'
+    && grep -E '^(setuptools|wheel|packaging|ninja)==' lock.txt > build.txt \
+    && pip install --require-hashes -r build.txt \
+    && pip install --require-hashes --no-build-isolation -r lock.txt
 COPY --chown=cloze:cloze . .
-RUN pip install --no-cache-dir --disable-pip-version-check --no-deps -e . && pip check
+RUN pip install --no-deps --no-build-isolation -e . && pip check

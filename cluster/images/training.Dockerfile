@@ -1,21 +1,36 @@
-# Image of the head and GPU nodes: everything, with NCCL for AWS. `make images` builds it from the repository's root.
-# torch brings CUDA, cuDNN and NCCL; the driver comes from the host.
-FROM ubuntu:noble-20251013
+# Image of the GPU nodes, and of the head except on Kubernetes: everything, with NCCL for AWS. `make images` builds it
+# from the repository's root. torch brings CUDA, cuDNN and NCCL. The driver comes from the host: 580 or later, for CUDA 13.
+# The arguments name mirrors: a base image, Ubuntu's packages (http://HOST/ubuntu), a package index of pip, and the
+# EFA installer.
+ARG BASE=ubuntu:noble-20260905
+FROM ${BASE}
+ARG APT_MIRROR=
+ARG PIP_INDEX_URL=https://pypi.org/simple
 
-# Ray's launcher copies files into containers with rsync. Triton needs gcc and Python's headers for its launchers.
-RUN apt-get update \
+# Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP. Triton
+# needs gcc and Python's headers for its launchers.
+RUN if [ -n "$APT_MIRROR" ]; then sed -i "s|^URIs: .*|URIs: $APT_MIRROR|" /etc/apt/sources.list.d/ubuntu.sources; fi \
+    && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-        ca-certificates curl g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync \
+        ca-certificates g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync wget \
     && rm -rf /var/lib/apt/lists/*
 
-# EFA: libfabric and NCCL's plugin. The host has the kernel modules. --build-arg EFA_INSTALLER= omits it.
+# EFA: libfabric and NCCL's plugin, which NCCL finds as libnccl-net.so. The host has the kernel modules.
+# --build-arg EFA_INSTALLER= omits it. The hash is that of AWS's documentation ("Verify the EFA installer").
 ARG EFA_INSTALLER=1.44.0
-RUN if [ -n "$EFA_INSTALLER" ]; then \
-        curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-$EFA_INSTALLER.tar.gz" | tar -xz -C /tmp \
+ARG EFA_SHA256=f129a5b44a49d593d247e55a59eb9bcb57121566e1c2e42b832a4e794fa83d8a
+ARG EFA_URL=https://efa-installer.amazonaws.com
+RUN mkdir /opt/nccl-plugins && if [ -n "$EFA_INSTALLER" ]; then \
+        wget -q -O /tmp/efa.tar.gz "$EFA_URL/aws-efa-installer-$EFA_INSTALLER.tar.gz" \
+        && echo "$EFA_SHA256  /tmp/efa.tar.gz" | sha256sum --check --quiet \
+        && tar -xzf /tmp/efa.tar.gz -C /tmp \
         && cd /tmp/aws-efa-installer \
         && apt-get update \
         && ./efa_installer.sh --yes --skip-kmod --skip-limit-conf --no-verify \
-        && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/*; \
+        && rm -rf /tmp/aws-efa-installer /tmp/efa.tar.gz /var/lib/apt/lists/* \
+        && plugin=$(find /opt/amazon/ofi-nccl -name libnccl-net-ofi.so -o -name libnccl-net.so | sort | head -n 1) \
+        && test -n "$plugin" \
+        && ln -s "$plugin" /opt/nccl-plugins/libnccl-net.so; \
     fi
 
 # User id 1000, like the first user of the hosts. Ray's launcher mounts the files of that user.
@@ -23,18 +38,28 @@ RUN userdel --remove ubuntu \
     && useradd --create-home --uid 1000 --user-group cloze \
     && install --directory --owner=cloze --group=cloze /opt/cloze /opt/venv /home/cloze/.ray /shared
 USER cloze
+# GKE mounts the driver's files at /usr/local/nvidia; elsewhere NVIDIA's container toolkit puts them into the system's
+# folders, and refuses a driver that is too old for NVIDIA_REQUIRE_CUDA.
 ENV HOME=/home/cloze \
-    PATH=/opt/venv/bin:$PATH \
-    LD_LIBRARY_PATH=/opt/amazon/efa/lib:/opt/amazon/ofi-nccl/lib \
+    PATH=/opt/venv/bin:$PATH:/usr/local/nvidia/bin \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/opt/nccl-plugins:/opt/amazon/efa/lib:/opt/venv/lib \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
     RAY_USAGE_STATS_ENABLED=0 \
     TOKENIZERS_PARALLELISM=false
 WORKDIR /opt/cloze
 
-COPY --chown=cloze:cloze pyproject.toml constraints.txt README.md LICENSE ./
+# Every file that pip installs has the hash of the lock. What builds a package comes first, from the lock too. NCCL's plugin
+# for EFA opens libcudart.so, of which torch brings only the numbered name (aws/deep-learning-containers, docker/pytorch).
+COPY --chown=cloze:cloze cluster/images/training.txt lock.txt
 RUN python3.12 -m venv /opt/venv \
-    && pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -e '.[pipeline,ray,trainer,launcher]'
+    && grep -E '^(setuptools|wheel|packaging|ninja)==' lock.txt > build.txt \
+    && pip install --require-hashes -r build.txt \
+    && pip install --require-hashes --no-build-isolation -r lock.txt \
+    && ln -s "$(find /opt/venv -name 'libcudart.so.1?' | head -n 1)" /opt/venv/lib/libcudart.so
 COPY --chown=cloze:cloze . .
-RUN pip install --no-cache-dir --disable-pip-version-check --no-deps -e . && pip check
+RUN pip install --no-deps --no-build-isolation -e . && pip check

@@ -1,4 +1,4 @@
-"""Writes the files of a cluster from its values: `make cluster`, `python -m cluster.render [KIND ...]`."""
+"""Writes the files of a cluster from its values: `make cluster`, `python -m cluster.render [KIND | SET | FILE ...]`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import CLUSTER
-from cluster.render import KINDS, list_unfilled, read_values, render
+from cluster.costs import describe_costs
+from cluster.render import KINDS, SETS, ValuesSet, choose_sets, list_unfilled, read_set, render_set, shorten
 from pipeline.console import command, exit_with
 from pipeline.settings import ConfigError, describe
 
-USAGE = """usage: python -m cluster.render [KIND ...]
+USAGE = """usage: python -m cluster.render [KIND | SET | FILE.yaml ...]
 
-Write the files of each KIND ({kinds}; default: all) from cluster/values/KIND.yaml.
+Write the files of clusters from their values. KIND ({kinds}) is the example in cluster/values/KIND.yaml; its files go
+into cluster/. SET is a set of your own, clusters/SET.yaml; its files go into clusters/SET/. To make one:
+`mkdir -p clusters && cp cluster/values/KIND.yaml clusters/SET.yaml`. Without arguments: all examples and all sets.
 
 Values:
 """
@@ -21,36 +23,47 @@ Values:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files of the kinds of cluster named in `arguments` (of all kinds if there are none), or with --help
-    explain the values. Return the exit status 0."""
-    kinds = list(sys.argv[1:] if arguments is None else arguments)
-    if "--help" in kinds:
+    """Write the files of the sets of values that `arguments` name (of all if there are none), or with --help explain
+    the values. Return the exit status: 0, or 2 if values are refused. Sets that are not refused are written."""
+    names = list(sys.argv[1:] if arguments is None else arguments)
+    if "--help" in names:
         print(USAGE.format(kinds=", ".join(KINDS)))
         for kind, cls in KINDS.items():
             print(f"cluster/values/{kind}.yaml:\n{describe(cls)}\n")
         return 0
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"cluster.render: no such kind of cluster: {kind}; known: {', '.join(KINDS)}")
-    for kind in kinds or KINDS:
-        write(kind)
+    refused = []
+    for chosen in choose_sets(names, folder=SETS):
+        try:
+            write(chosen)
+        except ConfigError as error:
+            refused.append(str(error))
+    if refused:
+        raise ConfigError("\nerror: ".join(refused))
     return 0
 
 
-def write(kind: str, *, folder: Path = CLUSTER) -> None:
-    """Write the files of a kind of cluster into `folder`, and print the names of the files and of the values that the
-    user must still give."""
-    values = read_values(kind)
-    for name, text in render(kind, values).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        if name.endswith(".sbatch"):
-            path.chmod(0o755)
-        print(f"wrote cluster/{name}")
+def write(chosen: ValuesSet) -> None:
+    """Write the files of a set, and print the names of the files, the greatest price of the cluster, and the values
+    that the user must still give. Raises ConfigError if the values are refused or a file cannot be written."""
+    kind, values = read_set(chosen)
+    for path, text in render_set(chosen, kind=kind, values=values).items():
+        _write_file(path, text)
+        print(f"wrote {shorten(path)}")
+    for line in describe_costs(values):
+        print(f"{chosen.origin}: {line}")
     unfilled = list_unfilled(values)
     if unfilled:
-        print(f"fill in cluster/values/{kind}.yaml: {', '.join(unfilled)}")
+        print(f"fill in {chosen.origin}: {', '.join(unfilled)}")
+
+
+def _write_file(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        if path.suffix == ".sbatch":
+            path.chmod(0o755)
+    except OSError as error:
+        raise ConfigError(f"{shorten(path)}: cannot be written: {error.strerror}; check its folder") from error
 
 
 if __name__ == "__main__":

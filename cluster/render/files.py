@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cluster import CLUSTER
-from cluster.render import batch, kuberay, launcher
+from cluster.render import batch, kuberay, launcher, policies
+from cluster.render.texts import is_unfilled
 from cluster.render.values import ClusterValues
 from pipeline.settings import to_tree
 
@@ -30,20 +29,26 @@ FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "kubernetes/rayjob-train.yaml": partial(kuberay.render_job, work="train"),
         "kubernetes/rayjob-train-kueue.yaml": partial(kuberay.render_job, work="train", queue="kueue"),
         "kubernetes/rayjob-train-volcano.yaml": partial(kuberay.render_job, work="train", queue="volcano"),
+        "kubernetes/network-policy.yaml": policies.render_network_policy,
+        "kubernetes/pod-monitor.yaml": policies.render_pod_monitor,
     },
-    "slurm": {"slurm/train.sbatch": batch.render_slurm},
+    "slurm": {
+        "slurm/preprocess.sbatch": partial(batch.render_slurm, work="preprocess"),
+        "slurm/train.sbatch": partial(batch.render_slurm, work="train"),
+    },
     "skypilot": {"skypilot/train.yaml": batch.render_skypilot},
 }
 """Maps each kind of cluster to its files, and each file to the function that makes its content from the values. The
 function returns the text of a script, or nested dicts and lists that become YAML."""
 
-FILL_IN = "fill-in"
-"""The text that marks values that the user must still give."""
 
+def render(kind: str, values: ClusterValues, *, origin: str = "", command: str = "make cluster") -> dict[str, str]:
+    """Return the texts of all files of a kind of cluster: a dict from path under cluster/ to text.
 
-def render(kind: str, values: ClusterValues) -> dict[str, str]:
-    """Return the texts of all files of a kind of cluster: a dict from path under cluster/ to text."""
-    note = f"# Made by `make cluster` from cluster/values/{kind}.yaml: change that, not this.\n"
+    The first comment of each file names `origin`, the file of the values (the shipped one, if empty), and `command`,
+    which makes the files again.
+    """
+    note = f"# Made by `{command}` from {origin or f'cluster/values/{kind}.yaml'}: change that, not this.\n"
     texts = {}
     for name, make in FILES[kind].items():
         made = make(values)
@@ -71,7 +76,12 @@ _Dumper.add_representer(str, _write_text)
 
 def list_unfilled(values: ClusterValues) -> list[str]:
     """Return the keys, as `section.name`, whose values the user must still give."""
-    return [key for key, value in _walk(to_tree(values)) if FILL_IN in str(value)]
+    return list(find_unfilled(values))
+
+
+def find_unfilled(values: ClusterValues) -> dict[str, Any]:
+    """Return the values that the user must still give: a dict from key, as `section.name`, to value."""
+    return {key: value for key, value in _walk(to_tree(values)) if is_unfilled(f"{key} {value}")}
 
 
 def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -80,14 +90,3 @@ def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _walk(value, prefix=f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -> list[str]:
-    """Return the relative paths of the files in `folder` that are missing, or that differ from the files rendered from
-    `values`."""
-    texts = {folder / name: text for name, text in render(kind, values).items()}
-    return [
-        str(path.relative_to(folder))
-        for path, text in texts.items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]

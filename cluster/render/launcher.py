@@ -12,15 +12,29 @@ from functools import partial
 from typing import Any
 
 from cluster import PREPROCESSING
-from cluster.render.values import HOME, SHARED, AwsValues, ClusterValues, Fsx, GcpValues, Group, HostsValues
+from cluster.render.launcher_values import AwsValues, CloudValues, Fsx, GcpValues, HostsValues
+from cluster.render.values import HOME, SHARED, ClusterValues, Group
 
 Tree = dict[str, Any]
 
 CONTAINER = "cloze"
+REPOSITORY = "/opt/cloze"
+"""Folder of the repository in the images."""
 RAY_MEMORY = 0.7
 """Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
 """Seconds after `ray job stop` until Ray kills a job, which is enough for a checkpoint."""
+USER_ID = 1000
+"""Id of the user in the images. The user of the host must have it too, or the container cannot read the files that Ray
+copies to the host (ray 2.60, autoscaler/_private/command_runner.py, DockerCommandRunner.run_init)."""
+CHECK_USER = (
+    f'test "$(id -u)" = {USER_ID} || {{ echo "error: user $(id -un) has the id $(id -u), the user in the image has '
+    f'{USER_ID}: take an image or a user with this id" >&2; exit 1; }}'
+)
+INFINIBAND = "$([ -d /dev/infiniband ] && echo --device=/dev/infiniband)"
+"""Option of `docker run` that passes InfiniBand devices in, on hosts that have some. Ray puts the options unquoted into
+a command of the host's shell, which evaluates the substitution (ray 2.60, autoscaler/_private/docker.py,
+docker_start_cmds)."""
 UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
@@ -123,11 +137,13 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         "use_internal_ips": True,  # without this, Ray refuses private subnets
         "use_external_head_ip": True,
     }
+    fallback = spot and values.on_demand_fallback
+    if fallback:
+        provider |= {"type": "external", "module": "cluster.spot_fallback.SpotOrOnDemand"}
     registry = values.registry
-    login = (
-        f"aws ecr get-login-password --region {values.region} | docker login --username AWS --password-stdin {registry}"
-    )
-    return render_cloud(
+    region = registry.split(".")[3]  # a registry may lie in another region than the cluster
+    login = f"aws ecr get-login-password --region {region} | docker login --username AWS --password-stdin {registry}"
+    tree = render_cloud(
         values,
         provider=provider,
         mounts=mount_fsx(values.fsx) if values.fsx is not None else [],
@@ -136,6 +152,9 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         gpu_options=["--device=/dev/infiniband", *environment_options(EFA)] if values.efa_interfaces else [],
         spot=spot,
     )
+    if fallback:  # Ray's autoscaler on the head loads the provider's module
+        tree["head_start_ray_commands"][-1] = f"export PYTHONPATH={REPOSITORY}; {tree['head_start_ray_commands'][-1]}"
+    return tree
 
 
 def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
@@ -158,7 +177,7 @@ def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
 
 
 def render_cloud(
-    values: AwsValues | GcpValues,
+    values: CloudValues,
     *,
     provider: Tree,
     mounts: list[str],
@@ -180,7 +199,7 @@ def render_cloud(
         "provider": provider,
         "auth": {"ssh_user": "ubuntu"},
         "docker": docker(values.images.training, shared=SHARED if mounts else None),
-        "initialization_commands": [*mounts, login],
+        "initialization_commands": [CHECK_USER, *mounts, login],
         "head_node_type": "head",
         "available_node_types": {
             "head": {
@@ -226,6 +245,8 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
     if cards:
+        # Only the first card has an address, so it cannot be EFA-only (AWS, "Maximize network bandwidth on Amazon EC2
+        # instances with multiple network cards").
         node["NetworkInterfaces"] = [
             {
                 "NetworkCardIndex": card,
@@ -240,6 +261,9 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     else:
         node["SubnetIds"] = [subnet]
         node["SecurityGroupIds"] = [values.security_group]
+    in_block = values.capacity_block and not spot  # EC2 itself places these near each other (API, CapacityBlock)
+    if group.gpus and values.placement_group is not None and not in_block:
+        node["Placement"] = {"GroupName": values.placement_group}
     if spot:
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         node["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
@@ -321,8 +345,8 @@ def render_hosts(values: HostsValues) -> Tree:
         "provider": {"type": "local", "head_ip": values.head_host, "worker_ips": workers},
         "auth": {"ssh_user": values.ssh_user, "ssh_private_key": values.ssh_private_key},
         "docker": docker(values.image, shared=values.shared_folder),
-        "initialization_commands": [],
+        "initialization_commands": [CHECK_USER],
     }
     variables = {"NCCL_SOCKET_IFNAME": values.network_interface, "NCCL_DEBUG": "WARN"}
-    tree["docker"]["worker_run_options"] = [*LOCKED_MEMORY, *environment_options(variables)]
+    tree["docker"]["worker_run_options"] = [*LOCKED_MEMORY, INFINIBAND, *environment_options(variables)]
     return tree

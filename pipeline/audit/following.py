@@ -84,7 +84,7 @@ class Negatives:
         self.rows.append(block.numbers[chosen])
         self.repetitive.append(are_repetitive(block)[chosen])
 
-    def seal(self) -> Sealed:
+    def sort(self) -> SortedNegatives:
         """Return all negatives (pairs labelled not next) that `add` kept, sorted for look-up."""
         keys = np.concatenate(self.keys)
         order = np.argsort(keys, kind="stable")
@@ -93,7 +93,7 @@ class Negatives:
         repetitive = np.concatenate(self.repetitive)[order]
         table = np.zeros(1 << _TABLE_BITS, np.bool_)
         table[keys >> np.uint64(64 - _TABLE_BITS)] = True
-        return Sealed(
+        return SortedNegatives(
             keys,
             lengths,
             hashes,
@@ -107,7 +107,7 @@ class Negatives:
 
 
 @dataclass(slots=True)
-class Sealed:
+class SortedNegatives:
     """The negatives (pairs labelled not next) of a shard, sorted by key. A key is a hash of the document and of the
     tokens around the boundary between the two segments.
 

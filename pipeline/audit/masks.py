@@ -136,7 +136,8 @@ class _Words:
 
     For each word, `begin` is the index of the first token, `length` is the number of tokens, and `row` is the index of
     the row (int64[words]). `special` (bool[words]) is true for words with a token that is never masked. `eligible`
-    (bool[words]) is true for words that masking may choose. `of` (int64[tokens]) is the index of each token's word.
+    (bool[words]) is true for words that masking may choose. `word_of_token` (int64[tokens]) is the index of each
+    token's word.
     """
 
     begin: Int64s
@@ -144,7 +145,7 @@ class _Words:
     row: Int64s
     special: Bools
     eligible: Bools
-    of: Int64s
+    word_of_token: Int64s
 
     @classmethod
     def cut(cls, block: Block, starts: Bools, *, facts: Facts, vocabulary: Vocabulary) -> _Words:
@@ -169,7 +170,7 @@ def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, I
     word's first masked position in block.positions. The fourth says how many tokens of the word are masked. `place`
     (int64[entries]) is the index in block.ids of each masked position.
     """
-    lists, word = block.entry_lists, words.of[place]
+    lists, word = block.entry_lists, words.word_of_token[place]
     new = np.ones(place.size, np.bool_)
     new[1:] = (np.diff(lists) != 0) | (np.diff(word) != 0)
     first = np.flatnonzero(new)

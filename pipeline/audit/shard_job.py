@@ -179,17 +179,17 @@ def _read_again(
     without reading the text) are right. Here, only counts of rows are added to `result`. The accuracy of the shortcuts
     is later computed from the counts of all shards (pipeline/instances/shortcuts.py).
     """
-    sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
+    sorted_negatives = negatives.sort() if job.facts.next_sentence == "random_document" else None
     num_sources = len(job.manifest.sources)
     for group in groups:
         block, _ = data_set.read_block(file, group, name=job.entry.path, findings=Findings())
         sound = check_rows(block, facts=job.facts, vocabulary=vocabulary, findings=Findings(), counts=Counts())
         block = block.take(sound)
         sources.count(block, facts=job.facts, num_sources=num_sources, counts=result.counts)
-        if sealed is not None and sealed.keys.size:
-            sealed.search(block, vocabulary=vocabulary)
-    if sealed is not None:
-        sealed.report(result.findings, file=job.entry.path, published=job.facts.published)
+        if sorted_negatives is not None and sorted_negatives.keys.size:
+            sorted_negatives.search(block, vocabulary=vocabulary)
+    if sorted_negatives is not None:
+        sorted_negatives.report(result.findings, file=job.entry.path, published=job.facts.published)
 
 
 def _check_entry(

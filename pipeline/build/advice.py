@@ -79,7 +79,7 @@ def _advise_on_dotted_i(config: PipelineConfig) -> Iterator[str]:
             yield (
                 f"sources.{index}.language={source.language!r}: this build lower-cases its I to a dotless i, but the "
                 "saved tokenizer, which serves other languages too, to i; lower-case such text before you give it to "
-                "that, or set vocabulary.lowercase=false"
+                "the tokenizer, or set vocabulary.lowercase=false"
             )
 
 
@@ -114,35 +114,43 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
     Each book is held out by chance, with all of its chapters. Training and validation each need a smallest number of
     books. There are too few books if there are fewer than both need together, or if chance would leave one of the two
     short in more than 99% of cases. Files are counted as books first. If there are too few files, the books in the
-    files are counted, because a file may have several. Files without any book are accepted: the build says later what
-    is wrong with them.
+    files are counted, because a file may have several. Reading ends once there are enough. Files
+    without any book are accepted: the build says later what is wrong with them.
     """
     kinds = {source.kind for source in config.sources}
     if kinds != {"books"} or not config.validation_fraction or any(split.end != -1 for split in splits):
         return  # another kind of document, or an archive, whose number of books is not known
     whole = all(source.unit == "book" for source in config.sources)
     fewest = fewest_documents(config.next_sentence) if whole else 1
-    books = len({split.path for split in splits})
-    if _are_few(books, fewest=fewest, fraction=config.validation_fraction):
-        books = sum(_count_books(split, source=config.sources[split.source]) for split in splits)
-        if books and _are_few(books, fewest=fewest, fraction=config.validation_fraction):
-            raise ValueError(
-                f"{count_of(books, 'book')}, {'one document each' if whole else 'their chapters held out together'}, "
-                f"{'are' if books != 1 else 'is'} too few to hold out {fewest} with "
-                f"validation_fraction={config.validation_fraction:g}; raise validation_fraction, add books, or set it "
-                "to 0 to hold out nothing"
-            )
+    if not _are_few(len({split.path for split in splits}), fewest=fewest, fraction=config.validation_fraction):
+        return
+    books = 0
+    for split in splits:
+        for _ in _read_books(split, source=config.sources[split.source]):
+            books += 1
+            if not _are_few(books, fewest=fewest, fraction=config.validation_fraction):
+                return
+    if not books:
+        return
+    raise ValueError(
+        f"{count_of(books, 'book')}, {'one document each' if whole else 'their chapters held out together'}, "
+        f"{'are' if books != 1 else 'is'} too few to hold out {fewest} with "
+        f"validation_fraction={config.validation_fraction:g}; raise validation_fraction, add books, or set it "
+        "to 0 to hold out nothing"
+    )
 
 
 def _are_few(books: int, *, fewest: int, fraction: float) -> bool:
-    too_few = (*range(fewest), *range(max(0, books - fewest + 1), books + 1))  # held out, or left to train on
+    if books < 2 * fewest:
+        return True
+    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
     failing = sum(math.comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
-    return books < 2 * fewest or failing > 0.99
+    return bool(failing > 0.99)
 
 
-def _count_books(split: Split, *, source: SourceConfig) -> int:
+def _read_books(split: Split, *, source: SourceConfig) -> Iterator[Document]:
     whole = source.model_copy(update={"unit": "book", "clean_documents": None})
-    return sum(isinstance(item, Document) for item in read_documents(split, whole))
+    return (item for item in read_documents(split, whole) if isinstance(item, Document))
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:

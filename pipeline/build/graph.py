@@ -45,6 +45,7 @@ from pipeline.shuffle import (
     SpillFile,
     divide_buckets,
     find_extents,
+    halves_of,
     join_spills,
     plan_shards,
     read_index,
@@ -69,7 +70,7 @@ DROPPED_NAME = "near-duplicates"
 def build_graph(
     pipeline: beam.Pipeline, *, splits: Sequence[Split], context: BuildContext, workers: int | None = None
 ) -> None:
-    """Add the steps of a whole build to `pipeline`. The last step writes RESULT_NAME into the exchange folder, which
+    """Add the steps of a whole build to `pipeline`. The last step writes RESULT_NAME into the results folder, which
     the main process and all workers can reach.
 
     Give `workers` if the engine hands out all splits at once, like Beam's FnApiRunner: every worker then gets about the
@@ -155,8 +156,8 @@ class CompareSignatures(_Step):
     def process(self, partition: int, bands: Sequence[BandFile]) -> Iterator[MatchFile]:
         settings = self.context.config.cleaning.near_duplicates
         assert settings is not None
-        with report_failure(self.context.exchange):
-            raise_if_abandoned(self.context.exchange)
+        with report_failure(self.context.results_folder):
+            raise_if_abandoned(self.context.results_folder)
             folder = self.context.spills
             matches = find_matches(find_bands(bands, folder=folder, partition=partition), threshold=settings.threshold)
             if matches.size:
@@ -170,7 +171,7 @@ class JoinMatches(_Step):
     matches."""
 
     def process(self, part: int, matches: Sequence[MatchFile]) -> Iterator[MatchFile]:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             joined = join_matches(matches, part=part, folder=self.context.spills, buckets=self.context.buckets)
             if joined is not None:
                 yield joined
@@ -181,8 +182,8 @@ class ChooseDropped(_Step):
     to leave out, writes the list of these documents to a file, and yields the MatchFile that names the file."""
 
     def process(self, files: list[MatchFile]) -> Iterator[MatchFile]:
-        with report_failure(self.context.exchange):
-            path = storage.join(self.context.exchange, DROPPED_NAME)
+        with report_failure(self.context.results_folder):
+            path = storage.join(self.context.results_folder, DROPPED_NAME)
             grouped = self.context.config.has_groups
             yield write_dropped(files, path=path, buckets=self.context.buckets, grouped=grouped)
 
@@ -193,7 +194,7 @@ class SpillSplits(_TokenizerStep):
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         with (
-            report_failure(self.context.exchange, of_input=True),
+            report_failure(self.context.results_folder, of_input=True),
             _report_work(self.context, stage="read", key=split_key(split, context=self.context)) as report,
         ):
             yield spill_split(split, context=self.context, tokenizer=self.tokenizer, report=report)
@@ -205,8 +206,8 @@ class JoinSpills(_Step):
     it, divided into single buckets, to a new spill file. It yields the new file."""
 
     def process(self, join: Join, files: Sequence[SpillFile]) -> Iterator[SpillFile]:
-        with report_failure(self.context.exchange):
-            raise_if_abandoned(self.context.exchange)
+        with report_failure(self.context.results_folder):
+            raise_if_abandoned(self.context.results_folder)
             types = id_type(self.context.vocabulary_size)
             folder, buckets = self.context.spills, self.context.buckets
             yield join_spills(join, files=files, folder=folder, buckets=buckets, id_type=types)
@@ -219,7 +220,7 @@ class CountBuckets(_Step):
     def process(
         self, bucket: int, files: Sequence[SpillFile], dropped: MatchFile | None = None
     ) -> Iterator[BucketCount]:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             extents = find_extents(files, folder=self.context.spills, bucket=bucket)
             if extents:
                 yield count_bucket(bucket, extents, near=_near([bucket], dropped))
@@ -231,7 +232,7 @@ class PlanShards(_Step):
     gave no document, or if the tokenizer removes too many vowel signs or tone marks of a source's script."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             for index, source in enumerate(self.context.config.sources):
                 drops = tally.drops.get(index, Counter())
                 others = tally.documents.total()
@@ -244,7 +245,7 @@ class PlanShards(_Step):
                 counts, buckets=self.context.buckets, fewest=fewest, whole_books=whole_books, grouped=config.has_groups
             )
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
-            _leave(size, path=storage.join(self.context.progress, PLAN_NAME))
+            _write_json(size, path=storage.join(self.context.progress, PLAN_NAME))
             yield plan
 
 
@@ -261,7 +262,7 @@ class WriteShards(_TokenizerStep):
             return
         split, index = plan.shard_of[bucket]
         name = shard_name(split, index, plan.num_shards[split])
-        with report_failure(self.context.exchange), _report_work(self.context, stage="shard", key=name) as report:
+        with report_failure(self.context.results_folder), _report_work(self.context, stage="shard", key=name) as report:
             folder = self.context.spills
             extents = [extent for bucket in buckets for extent in find_extents(files, folder=folder, bucket=bucket)]
             yield write_shard(
@@ -276,18 +277,18 @@ class WriteShards(_TokenizerStep):
 
 
 class LeaveResult(_Step):
-    """A Beam step. It writes the result of the build and the counts of the input to RESULT_NAME in the exchange folder,
+    """A Beam step. It writes the result of the build and the counts of the input to RESULT_NAME in the results folder,
     where the main process reads them, because engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
-            _leave(tree, path=storage.join(self.context.exchange, RESULT_NAME))
+            _write_json(tree, path=storage.join(self.context.results_folder, RESULT_NAME))
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
     """Read the file that the step LeaveResult wrote. Return (result of the build, counts of the input)."""
-    tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
+    tree = json.loads(storage.read_bytes(storage.join(context.results_folder, RESULT_NAME)))
     folder = context.spills
     return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
 
@@ -339,13 +340,13 @@ def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport
     raises AbandonedError."""
 
     def count(name: str, value: int) -> None:
-        raise_if_abandoned(context.exchange)
+        raise_if_abandoned(context.results_folder)
         Metrics.counter("cloze", f"{stage}_{name}").inc(value)
 
     return WorkReport(context.progress, stage=stage, count=count, key=key)
 
 
-def _leave(tree: Any, *, path: str) -> None:
+def _write_json(tree: Any, *, path: str) -> None:
     storage.write_bytes(path, json.dumps(tree).encode("ascii"), make_folders=False)
 
 
@@ -357,7 +358,7 @@ def count_bucket(bucket: int, extents: Sequence[Extent], *, near: Collection[byt
     kept = index.distinct()
     if near:
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    hashes = np.sort(index.groups[kept].view(">u8").reshape(-1, 2)[:, 0]).tolist()  # as `membership`
+    hashes = np.sort(halves_of(index.groups[kept])[:, 0]).tolist()  # as `membership`
     tokens = int(index.tokens[kept].sum())
     highest = hashes[-1] if hashes else 0
     return BucketCount(bucket, documents=kept.size, tokens=tokens, lowest=tuple(hashes[:2]), highest=highest)

@@ -62,7 +62,7 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)
     held_out = fingerprint_files(list_any_files(config.hold_out, label="hold_out")) if config.hold_out else {}
-    return BuildInputs(splits, fingerprints, list_modified(fingerprints), versions, held_out)
+    return BuildInputs(splits, fingerprints, list_modified([*fingerprints, *held_out]), versions, held_out)
 
 
 def describe_identity(
@@ -72,10 +72,10 @@ def describe_identity(
     "inputs", "modified", "versions", "code" and, if `tokenizer` is given, "vocabulary_hash". `tokenizer` is the
     tokenizer of the given vocabulary, or None if a vocabulary will be trained."""
     paths = {
-        name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
+        name: {split.path for split in inputs.splits if config.sources[split.source].display_name == name}
         for name in config.source_names
     }
-    fingerprints, modified = inputs.fingerprints, inputs.modified
+    fingerprints, modified, held = inputs.fingerprints, inputs.modified, inputs.held_out
     identity: dict[str, Any] = {
         "config": config.data_tree(),
         "inputs": {name: join_fingerprints(fingerprints[path] for path in found) for name, found in paths.items()},
@@ -86,8 +86,10 @@ def describe_identity(
         "versions": library_versions(config),
         "code": hash_code(),
     }
-    if inputs.held_out:
-        identity["inputs"][HOLD_OUT] = join_fingerprints(inputs.held_out.values())
+    if held:
+        identity["inputs"][HOLD_OUT] = join_fingerprints(held.values())
+        large = [modified[path] for path in sorted(held, key=held.__getitem__) if path in modified]
+        identity["modified"] |= {HOLD_OUT: large} if large else {}
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
     return identity

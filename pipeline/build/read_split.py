@@ -23,7 +23,7 @@ from pipeline.runtime import BuildContext, WorkReport
 from pipeline.shuffle import BucketRange, Origin, SpillFile, SpillWriter, Table, divide_buckets
 from pipeline.sources import read_documents
 from pipeline.tally import ReadTally, merge_reads, reads_from_tree, reads_to_tree
-from pipeline.tokenizer import WordTokenizer
+from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,74 +90,115 @@ def spill_documents(
     its reason. A Note, which is a kind of Drop, is counted by its reason too, but as an event for which nothing was
     left out. On an error no file remains.
     """
-    tally = ReadTally()
-    source = context.config.sources[split.source]
-    number = context.config.source_names.index(source.called)
     name = Path(split.path).name[:40]
-    types = id_type(context.vocabulary_size)
-    cleaning = context.config.cleaning
-    documents = DocumentFilter(cleaning, source=source)
-    dictionary = context.config.has_dictionary(source.language)
-    held = open_runs(context.hold_out) if context.hold_out else None
+    keeps_rejects = context.config.cleaning.keep_rejects is not None
     buckets, _ = divide_buckets(context.buckets)
-
-    def drop(item: Document | Drop, reason: str, detail: str) -> None:
-        tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
-        report.add(drops=1)
-
     with (
-        RejectWriter(context.spills if cleaning.keep_rejects else None) as rejects,
+        RejectWriter(context.spills if keeps_rejects else None) as rejects,
         SpillWriter(
             context.spills,
             name=name,
             bucket_of=context.buckets.bucket_of,
-            id_type=types,
+            id_type=id_type(context.vocabulary_size),
             buckets=buckets,
             key=key,
         ) as writer,
         SignatureWriter(
-            context.spills, name=name, config=cleaning.near_duplicates, partitions=count_parts(context.buckets)
+            context.spills,
+            name=name,
+            config=context.config.cleaning.near_duplicates,
+            partitions=count_parts(context.buckets),
         ) as signatures,
     ):
+        filters = _Filters(split, context=context, tokenizer=tokenizer, rejects=rejects, report=report)
         for item in items:
-            if isinstance(item, Note):
-                tally.count_note(item.reason, name=item.name, detail=item.detail)
+            document = filters.take(item)
+            if document is None:
                 continue
-            if isinstance(item, Drop):
-                drop(item, item.reason, item.detail)
-                continue
-            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
-            fault = documents.reject(item)
-            if fault is not None:
-                drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
-                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
-                continue
-            match = None if held is None else held.find(item.sentences)
-            if match is not None:
-                reason, detail = f"in_hold_out: {match.file}", f"both have: {match.words}"
-                drop(item, reason, detail)
-                rejects.add(source=split.source, name=item.name, reason=reason, detail=detail, text=text)
-                continue
-            document, loss = tokenizer.tokenize_and_count(item, language=source.language, dictionary=dictionary)
-            document = replace(document, source=number)
-            if not document.ids.size:
-                drop(item, "no_tokens", "nothing is left after normalisation")
-                continue
-            if not passes_of(document.id, weight=source.weight, passes=context.config.passes, seed=context.config.seed):
-                drop(item, "weight", f"weight {source.weight:g}")
-                continue
-            characters = sum(map(len, item.sentences))
+            assert isinstance(item, Document)
+            text = filters.text_of(item)
             writer.add(document, origin=Origin(split.source, item.name, text), group=item.group)
             if context.config.has_groups and context.buckets.holds_out(item.group or document.id):
                 writer.mark_held_out(document, bucket=context.buckets.train_bucket_of(document.id))
             signatures.add(item)
-            tally.documents[split.source] += 1
-            tally.sentences[split.source] += len(item.sentences)
-            tally.characters[split.source] += characters
-            tally.count_loss(loss, source=split.source)
-            report.add(documents=1, characters=characters)
-    tally.rejects = rejects.runs
-    return SplitResult(tally, (writer.file,), tuple(signatures.files))
+    filters.tally.rejects = rejects.runs
+    return SplitResult(filters.tally, (writer.file,), tuple(signatures.files))
+
+
+class _Filters:
+    """Decides which documents of a split are kept, and tokenizes them. `tally` counts what was kept, and what was left
+    out by reason."""
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        context: BuildContext,
+        tokenizer: WordTokenizer,
+        rejects: RejectWriter,
+        report: WorkReport,
+    ) -> None:
+        self.tally = ReadTally()
+        self._split, self._config, self._rejects, self._report = split, context.config, rejects, report
+        self._source = context.config.sources[split.source]
+        self._number = context.config.source_names.index(self._source.display_name)
+        self._tokenizer = tokenizer
+        self._dictionary = context.config.has_dictionary(self._source.language)
+        self._filter = DocumentFilter(context.config.cleaning, source=self._source)
+        self._held = open_runs(context.hold_out) if context.hold_out else None
+
+    def text_of(self, document: Document) -> str:
+        """Return the text that files of rejects show: all text if these files are kept, else its beginning."""
+        return beginning(document) if self._config.cleaning.keep_rejects is None else "\n".join(document.sentences)
+
+    def take(self, item: Document | Drop) -> TokenizedDocument | None:
+        """Count an item. Return it as token ids, or None if it is no document or is left out."""
+        if isinstance(item, Note):
+            self.tally.count_note(item.reason, name=item.name, detail=item.detail)
+        elif isinstance(item, Drop):
+            self._drop(item, item.reason, item.detail)
+        elif not self._is_rejected(item):
+            return self._tokenize(item)
+        return None
+
+    def _is_rejected(self, item: Document) -> bool:
+        """Return whether a filter or a text of hold_out says that the document is left out. If so, count it."""
+        fault = self._filter.reject(item)
+        match = None if fault is not None or self._held is None else self._held.find(item.sentences)
+        if fault is None and match is None:
+            return False
+        text = self.text_of(item)
+        if fault is not None:
+            reason, detail, shown = fault.reason, fault.detail, f"{fault.detail}: {excerpt(text)}"
+        else:
+            assert match is not None
+            reason, detail = f"in_hold_out: {match.file}", f"both have: {match.words}"
+            shown = detail
+        self._drop(item, reason, shown)
+        self._rejects.add(source=self._split.source, name=item.name, reason=reason, detail=detail, text=text)
+        return True
+
+    def _tokenize(self, item: Document) -> TokenizedDocument | None:
+        source, config, number = self._source, self._config, self._split.source
+        document, loss = self._tokenizer.tokenize_and_count(item, language=source.language, dictionary=self._dictionary)
+        document = replace(document, source=self._number)
+        if not document.ids.size:
+            self._drop(item, "no_tokens", "nothing is left after normalisation")
+            return None
+        if not passes_of(document.id, weight=source.weight, passes=config.passes, seed=config.seed):
+            self._drop(item, "weight", f"weight {source.weight:g}")
+            return None
+        characters = sum(map(len, item.sentences))
+        self.tally.documents[number] += 1
+        self.tally.sentences[number] += len(item.sentences)
+        self.tally.characters[number] += characters
+        self.tally.count_loss(loss, source=number)
+        self._report.add(documents=1, characters=characters)
+        return document
+
+    def _drop(self, item: Document | Drop, reason: str, detail: str) -> None:
+        self.tally.count_drop(reason, source=self._split.source, name=item.name, detail=detail)
+        self._report.add(drops=1)
 
 
 def merge_splits(results: Iterable[SplitResult]) -> SplitResult:

@@ -3,6 +3,7 @@ and publish them, and write the manifest last."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -18,7 +19,7 @@ from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
 from pipeline.console import Say, say_at_once
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
-from pipeline.dedup import write_runs
+from pipeline.dedup import short_names, write_runs
 from pipeline.documents import Split
 from pipeline.engines import DaskCluster, check_engine, choose_workers, open_cluster, watched
 from pipeline.output import (
@@ -216,8 +217,12 @@ def describe_context(
 
 def name_held_texts(inputs: BuildInputs) -> str:
     """Return the name of the file with the runs (13 words in a row) of the evaluation texts that the setting `hold_out`
-    names. A document that has one of these runs is left out of the data set."""
-    return f"hold-out-{join_fingerprints(inputs.held_out.values())[:16]}.arrow"
+    names. A document that has one of these runs is left out of the data set. The name changes with the texts' files and
+    with their short names, by which such documents are counted."""
+    paths = list(inputs.held_out)
+    named = (f"{inputs.held_out[path]} {name}" for path, name in zip(paths, short_names(paths), strict=True))
+    parts = (hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() for text in named)
+    return f"hold-out-{join_fingerprints(parts)[:16]}.arrow"
 
 
 def list_held_texts(inputs: BuildInputs, *, folder: Any, say: Say) -> None:
@@ -266,7 +271,7 @@ def run_graph(
     lay_out = partial(build_graph, splits=splits, context=context, workers=dealt_to)
     local.run_on_engine(
         lay_out,
-        exchange=context.exchange,
+        results_folder=context.results_folder,
         held=context.work,
         temporary=temporary_below(context.notes),
         workers=workers,

@@ -15,6 +15,7 @@ from pipeline.cleaning.sentence_rules import (
     CLOSING,
     ITEM,
     OPENING,
+    ROMAN,
     WITH_PARTICLES,
     EndRules,
     first_word,
@@ -55,6 +56,11 @@ _QUOTES = {
 _QUOTATION_ENDS = frozenset(_QUOTES)
 _INNER_END = re.compile("[.!?\u2026\u0964][\"')\u2019\u201d]* ")
 _NESTING = re.compile("[()\\[\\]\"'\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e]")
+
+
+def is_shortened(text: str, rules: EndRules) -> bool:
+    """Return whether `text` begins with a Dutch word that is shortened to a letter, and a capital."""
+    return _SHORTENED.match(text) is not None and rules.language in _WITH_SHORTENED
 
 
 def has_quotations(text: str) -> bool:
@@ -150,7 +156,7 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
     stop, `after` is the text after it, and `start` is the index where the sentence begins."""
     bare = token.strip(_AROUND)
     word = lowered(bare)
-    if not word or word in rules.joins:
+    if not word or word in rules.joins or (at - start == len(token) and ROMAN.fullmatch(bare) is not None):
         return False
     first = after[0]
     if rules.language == "ko":
@@ -165,7 +171,7 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
         is_word = len(bare) >= 5 or (len(bare) == 4 and bare.islower()) or word in rules.starters | rules.words
         is_word = is_word or (len(bare) >= 3 and _YEAR.match(after) is not None)
         return token[-1] in CLOSING or (bare.isalpha() and is_word)
-    if _SHORTENED.match(after) is not None and rules.language in _WITH_SHORTENED:
+    if is_shortened(after, rules):
         return len(bare) > _SHORT_WORD and bare.isalnum()
     first = first if first.isalnum() else after[1:2]
     if not first.isupper():

@@ -18,7 +18,7 @@ from pipeline.cleaning.languages import scripts_of, stop_words
 
 OPENING = "([{\"'\u00ab\u2039\u201e\u201c\u2018\u201a\u00bf\u00a1-\u2013\u2014/"
 CLOSING = ")]}\"'\u00bb\u203a\u201d\u201c\u2019"
-_NEVER_FIRST = frozenset(",;:/")
+_NEVER_FIRST = frozenset(",;:/\u060c\u061b\u3001\uff0c\uff1a\uff1b")
 _DASHES = frozenset("-\u2013\u2014")
 _SAID = re.compile("[-\u2013\u2014]\\s?([^\\W\\d_])")
 _MARKS = frozenset(".!?\u2026\u0964\u0965\u104b\u3002\uff01\uff1f\uff61\u061f\u06d4\u0589\u1362\u17d4\u17d5" + CLOSING)
@@ -26,10 +26,13 @@ ITEM = re.compile(r"\(?\w{1,4}\.?\)\s")
 _CITATION = re.compile(r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]")
 _DIGITS = "0123456789.,"
 _CENTURY = re.compile(r"[IVXLC]+\s[^\W\d_]")
-_ROMAN = re.compile("[IVXLC]+")
+ROMAN = re.compile("[IVXLC]+")
 # Names of German clubs and leagues begin with a number in every language: 1. FC Union, 2. Bundesliga.
 _COUNTED_NAME = re.compile(r"(?:[A-Z]*F[A-Z]*[CV]|\u0424\u041a|Bundesliga|Oberliga|Regionalliga)\b")
 _TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
+# A chapter and verse of the Bible, behind the name of its book (Matt. 5:3).
+_VERSE = re.compile(r"\d{1,3}:\d{1,3}(?!\d)")
+_LONGEST_BOOK = 6
 WITH_PARTICLES = frozenset(("ko", "ja", "th"))
 _SHORT_WORD = 4
 _SHORT_PART = 4
@@ -41,8 +44,9 @@ _URDU_STOP = "\u06d4"
 _LONG_WORDED = frozenset(("KHMER", "TIBETAN", "MYANMAR", "LAO"))
 _WITHOUT_CAPITALS = frozenset(("HEBREW", "ARABIC", "GEORGIAN"))
 _BEFORE_NAMES = frozenset(".!?\u2026:-\u2013\u2014(")
-# A full stop of Myanmar is two strokes; one stroke is its comma, and the genitive particle resembles a mark.
-_NO_MARKS_OF_MYANMAR = frozenset("\u104a\u104f")
+# A full stop of Myanmar is two strokes; one stroke is its comma, and the genitive particle resembles a mark. In
+# Chinese, the last of these closes the title of a book, never a quotation.
+_NO_MARKS = frozenset("\u104a\u104f\u300b")
 _PLAIN_MARKS = frozenset('!?"\u201d\u00bb')
 
 
@@ -190,7 +194,7 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
     if said is not None and said.group(1).islower() and "no_case" not in rules.habits:
         return True
     if last not in _MARKS:
-        return last in _NO_MARKS_OF_MYANMAR or ITEM.match(after) is not None
+        return last in _NO_MARKS or ITEM.match(after) is not None
     token = head[head.rfind(" ") + 1 :]
     if last != ".":
         if is_small and (last in CLOSING or last in "!?\u2026"):
@@ -221,6 +225,8 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
         return True
     if plain.isdecimal() and len(plain) <= len("31") and _is_counted_name(plain, previous, after, rules):
         return True
+    if first.isdigit() and len(plain) <= _LONGEST_BOOK and plain[:1].isupper() and _VERSE.match(after) is not None:
+        return True
     if rules.language == "ko" and first.isdigit() and plain.isascii() and plain.isalpha():
         return True
     if word in rules.may_end and first in "([":
@@ -238,11 +244,14 @@ def _is_syllable(word: str, previous: str, rules: EndRules) -> bool:
     """Return whether `word` is the initial of a name in an Indian script: one syllable, or several with full stops
     between them.
 
-    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is an initial too.
+    A word that often begins a sentence counts as an initial only if `previous`, the word before it, is an initial or an
+    abbreviation such as a title.
     """
     if "initials" not in rules.habits or not all(map(_is_one_syllable, word.split("."))):
         return False
-    return word not in rules.starters or (previous[-1:] == "." and _is_one_syllable(previous[:-1]))
+    if word not in rules.starters:
+        return True
+    return previous[-1:] == "." and (previous[:-1] in rules.joins or _is_one_syllable(previous[:-1]))
 
 
 def _is_one_syllable(word: str) -> bool:
@@ -320,7 +329,7 @@ def _small_letter_goes_on(before: str, plain: str, rules: EndRules) -> bool:
     ends with the full stop, and `plain` is its last word."""
     if plain[-1:].isdigit():
         return True
-    if "ordinals" in rules.habits and _ROMAN.fullmatch(plain) is not None:
+    if "ordinals" in rules.habits and ROMAN.fullmatch(plain) is not None:
         return True
     if "known_abbreviations" in rules.habits or (len(plain) > 1 and plain.lower() in rules.starters):
         return False
@@ -338,7 +347,7 @@ def _is_ordinal(head: str, token: str, after: str, rules: EndRules) -> bool:
     Jahrhundert". `token` is this number with its full stop. `after` is the text behind it, and begins with a capital.
     """
     number = token[:-1].lstrip(OPENING)
-    is_roman = _ROMAN.fullmatch(number) is not None
+    is_roman = ROMAN.fullmatch(number) is not None
     if not is_roman and not (number.isdecimal() and len(number) <= 3):
         return False
     previous = head[: len(head) - len(token)].rstrip()

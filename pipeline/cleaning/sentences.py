@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
 
 import sentencex
 
 from pipeline.cleaning.characters import normalize_and_look
-from pipeline.cleaning.sentence_cuts import cut_more, has_quotations, may_hold_ends
+from pipeline.cleaning.sentence_cuts import cut_more, has_quotations, is_shortened, may_hold_ends
 from pipeline.cleaning.sentence_rules import WITH_PARTICLES, EndRules, end_rules, goes_on, is_plain_end, is_plain_mark
 
 MAX_LINE_CHARACTERS = 100_000
@@ -49,11 +50,40 @@ def split_sentences(text: str, *, language: str, keep_reserved: bool = False) ->
         if not line or line.isspace():
             continue
         for piece in _pieces(line) if len(line) > _FINE_CHARACTERS else (line,):
-            for sentence in _split_piece(piece, language=language, rules=rules):
+            for sentence in _split_marked(piece, language=language, rules=rules):
                 words = sentence.strip()
                 if words:
                     sentences.append(words)
     return sentences
+
+
+def _split_marked(piece: str, *, language: str, rules: EndRules) -> list[str]:
+    """Return the sentences of a piece of a line like _split_piece, but do not take a " for a quotation mark if it
+    stands inside a Hebrew abbreviation or marks inches."""
+    if '"' not in piece:
+        return _split_piece(piece, language=language, rules=rules)
+    changed = _GERSHAYIM.sub(_OTHER_MARK, piece) if rules.script == "HEBREW" else piece
+    changed = _change_inches(changed) if _INCHES.search(changed) is not None else changed
+    parts = _split_piece(changed, language=language, rules=rules)
+    if changed is piece:
+        return parts
+    ends = [0, *accumulate(map(len, parts))]
+    return [piece[start:end] for start, end in pairwise(ends)]
+
+
+_INCHES = re.compile(r'\d"(?!\w)')
+
+
+def _change_inches(piece: str) -> str:
+    """Return `piece` with another character for each " that follows a digit where no quotation is open. Takes linear
+    time."""
+    pieces = piece.split('"')
+    changed, is_open = [pieces[0]], False
+    for before, after in pairwise(pieces):
+        is_inches = not is_open and before[-1:].isdigit() and not (after[:1].isalnum() or after[:1] == "_")
+        changed.append((_OTHER_MARK if is_inches else '"') + after)
+        is_open ^= not is_inches
+    return "".join(changed)
 
 
 def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
@@ -74,10 +104,11 @@ def _split_piece(piece: str, *, language: str, rules: EndRules) -> list[str]:
     return parts if cuts is None else cuts
 
 
-_NUMBER = re.compile(r"[(\uff08]?\d{1,4}[.\u104b]\s*")
+_NUMBER = re.compile(r"[(\uff08]?(?:\d{1,4}|[IVXLC]{2,5})[.\u104b]\s*")
 _LOOK_BACK = 10
-# A word may begin with a mark (!Kung), and so does the code of a comment (<!-- -->).
-_NO_END = re.compile(r"(?:\A[^\w\s]*|<)[!?]\Z")
+# A word may begin with a mark (!Kung), and so does the code of a comment (<!-- -->). A mark alone is no sentence.
+_NO_SENTENCE = re.compile(r"[^\w\s]*[!?\uff01\uff1f]+\s*")
+_CODE = ("<!", "<?")
 _CLOSING = "\u300d\u300f\u300b\u3009\u3011\u3015)\uff09"
 _QUOTED = re.compile(rf"[\"'\u2019\u201d{_CLOSING}]\s*\Z")
 # Korean dates are written 2010. 11. 12., and items of laws may be numbered by syllables (ga., na., da. ...).
@@ -85,9 +116,9 @@ _KOREAN_NUMBER = re.compile(
     r"(?:(?:\A|[\s(~\u223c-])\d{1,4}"
     r"|\A[\uac00\ub098\ub2e4\ub77c\ub9c8\ubc14\uc0ac\uc544\uc790\ucc28\uce74\ud0c0\ud30c\ud558])\.\s*\Z"
 )
-# After a Korean quotation, a particle follows without a space, but irago, iraneun, iramyeo (said) often follow a space.
+# After a Korean quotation, a particle follows without a space, but irago, iraneun, hago (said) often follow a space.
 _KOREAN_GOES_ON = re.compile(r"[\uac00-\ud7a3]")
-_KOREAN_SAID = re.compile(r"\uc774?\ub77c(?:\uace0|\ub294|\uba70|\uba74\uc11c)(?!\w)")
+_KOREAN_SAID = re.compile(r"(?:\uc774?\ub77c|\ud558)(?:\uace0|\ub294|\uba70|\uba74\uc11c)(?!\w)")
 # Thai ends sentences with a space. A point marks an abbreviation (kho so, the year of our era).
 _THAI_POINT = re.compile(r"[\u0e01-\u0e4e]\.\s*\Z")
 # Japanese particles continue a sentence, but not words that begin like a particle: toki, tokoro, nochi, hajime, nimo,
@@ -97,9 +128,15 @@ _JAPANESE_GOES_ON = re.compile(
     "|\u3082(?![\u3057\u3061\u3063])|\u3067(?![\u306f\u3082\u304d])|\u3084(?![\u304c\u306f])|\u306a(?![\u304a\u305c\u304b\u3093])"
     "|\u304b(?![\u3064\u308c])"
 )
+# Names may end with a full stop (Morning Musume). A particle of one letter before a word in other letters shows it.
+_AFTER_NAME = re.compile("[\u306f\u304c\u3092\u306e\u306b\u3068\u3082](?=[\u30a1-\u30fa\u4e00-\u9fff])")
+# Marks " that are no quotation marks: between the letters of a Hebrew abbreviation, or for inches.
+_GERSHAYIM = re.compile('(?<=[\u05d0-\u05ea\u05f0-\u05f2])"(?=[\u05d0-\u05ea\u05f0-\u05f2])')
+_OTHER_MARK = "\u2033"
 
 
 _WIDE_STOPS = "\u3002\uff01\uff1f\uff61"
+_NAME_ENDS = _WIDE_STOPS + "!?"
 _BEFORE_DIGIT = re.compile(f"[{_WIDE_STOPS}](?=\\d)")
 _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
@@ -111,7 +148,8 @@ _STOPS = (
     "\u1c7e\u1c7f\u203c\u203d\u2047-\u2049\u2e2e\u2e3c\u2e53\u2e54\u3002\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf"
     "\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\ufe52\ufe56\ufe57\uff01\uff0e\uff1f\uff61\U00011141-\U00011143"
 )
-_STOP = re.compile(f"[{_STOPS}](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])")
+# The brackets and quotation marks that close after a full stop belong to the sentence.
+_STOP = re.compile(f"[{_STOPS}][{_CLOSING}\u201d\u2019]*+(?![\"'\u2018\u00ab\u00bb\\]{_CLOSING}])")
 # Marks at which sentencex stops that end no sentence: the comma of Burmese and a dot of Armenian.
 _HALF_STOPS = "\u104a\u2024"
 
@@ -139,7 +177,10 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
     they still give the same text."""
     parts: list[str] = []
     before = ""
-    for part in sentences:
+    for given in sentences:
+        part = given
+        if before[-2:] == " '" and is_shortened("'" + part, rules):
+            before, part = before[:-1], "'" + part
         rest = part
         is_plain = len(before) > _LOOK_BACK and is_plain_mark(before, part, rules)
         if before and not is_plain and not is_plain_end(before, part, rules):
@@ -158,9 +199,9 @@ def _mend_ends(sentences: Iterable[str], *, rules: EndRules) -> list[str]:
 def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
     """Return whether `after` continues the last sentence of `before`. These are neighbouring parts of a line, which
     must then be joined."""
-    if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
+    if len(before) <= _LOOK_BACK and (_NUMBER.fullmatch(before) or _NO_SENTENCE.fullmatch(before)) is not None:
         return True
-    if goes_on(before, after, rules) or _NO_END.search(before) is not None:
+    if goes_on(before, after, rules) or before.endswith(_CODE):
         return True
     language = rules.language
     if language not in WITH_PARTICLES:
@@ -171,7 +212,7 @@ def _goes_on(before: str, after: str, *, rules: EndRules) -> bool:
     if language == "ko" and _KOREAN_NUMBER.search(before, last) is not None:
         return True
     if _QUOTED.search(before, last) is None:
-        return False
+        return language == "ja" and before[-1] in _NAME_ENDS and _AFTER_NAME.match(after) is not None
     if language == "ja":
         return _JAPANESE_GOES_ON.match(after) is not None
     said = _KOREAN_SAID if before[-1].isspace() else _KOREAN_GOES_ON
@@ -209,14 +250,14 @@ def _cut_at_stops(line: str) -> Iterator[str]:
     """Cut `line` at full stops, and yield its pieces. This is for a long line with few spaces or none, which cannot be
     cut at spaces.
 
-    A piece ends at the first full stop after at least _FINE_CHARACTERS characters. A full stop inside brackets counts
-    only after twice as many characters. Takes linear time.
+    A piece ends at the first full stop after at least _FINE_CHARACTERS characters. A full stop inside brackets, or
+    before the end of brackets or quotations, counts only after twice as many characters. Takes linear time.
     """
     start = looked = depth = 0
     for found in _STOP.finditer(line):
-        if found.end() - start < _FINE_CHARACTERS:
+        if found.end() - start < _FINE_CHARACTERS * len(found.group()[:2]):  # twice, if brackets close there
             continue
-        for bracket in _BRACKETS.finditer(line, looked, found.start()):
+        for bracket in _BRACKETS.finditer(line, looked, found.end()):
             depth += 1 if bracket.group(1) else -1 if depth else 0
         looked = found.end()
         if not depth or looked - start > 2 * _FINE_CHARACTERS:

@@ -71,7 +71,7 @@ class SourceConfig(Settings):
     after this number of lines."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The name of the source. This is the setting `name` or, if `name` is null, the kind and language, such as
         books-en."""
         return self.name or f"{self.kind}-{self.language}"
@@ -290,13 +290,13 @@ class PipelineConfig(Settings):
 
         The source of a document is stored as an index into this tuple. A text in two sources gets the lower index.
         """
-        weights = {source.called: source.weight for source in self.sources}
+        weights = {source.display_name: source.weight for source in self.sources}
         return tuple(sorted(weights, key=lambda name: (-weights[name], name)))
 
     @property
     def source_weights(self) -> tuple[float, ...]:
         """The weights of the sources, in the order of source_names."""
-        weights = {source.called: source.weight for source in self.sources}
+        weights = {source.display_name: source.weight for source in self.sources}
         return tuple(weights[name] for name in self.source_names)
 
     def has_dictionary(self, language: str) -> bool:
@@ -314,15 +314,16 @@ class PipelineConfig(Settings):
         weights: dict[str, float] = {}
         languages: dict[str, str] = {}
         for source in self.sources:
-            if languages.setdefault(source.called, source.language) != source.language:
+            name = source.display_name
+            if languages.setdefault(name, source.language) != source.language:
                 raise ValueError(
-                    f"two sources are called {source.called} but have languages {languages[source.called]} and "
-                    f"{source.language}; give one of them a name: wrong next sentences come from the same source"
+                    f"two sources are called {name} but have languages {languages[name]} and {source.language}; give "
+                    "one of them a name: wrong next sentences come from the same source"
                 )
-            if weights.setdefault(source.called, source.weight) != source.weight:
+            if weights.setdefault(name, source.weight) != source.weight:
                 raise ValueError(
-                    f"two sources are called {source.called} but have weights {weights[source.called]:g} and "
-                    f"{source.weight:g}; give one of them a name"
+                    f"two sources are called {name} but have weights {weights[name]:g} and {source.weight:g}; give one "
+                    "of them a name"
                 )
             if self.mode == "reference" and source.weight != 1.0:
                 raise ValueError(

@@ -22,3 +22,5 @@ from pipeline.dataset.manifest import (
     write_manifest,
 )
 from pipeline.dataset.schema import MAX_UINT16_VOCABULARY, SCHEMA_VERSION, id_type, token_counts_schema
+from pipeline.dataset.shard_reader import read_row_group
+from pipeline.dataset.tokenizer_file import TOKENIZER_FILES, name_panics, parse_tokenizer, parse_tokenizer_config

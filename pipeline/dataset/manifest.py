@@ -21,13 +21,15 @@ from typing import IO, Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from pipeline import storage
+from pipeline.dataset.plausible import find_implausible
 from pipeline.dataset.schema import SCHEMA_VERSION
+from pipeline.json_text import parse_json
 from pipeline.settings import Settings
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKEN_COUNTS_NAME = "token_counts.parquet"
-_PARQUET_MAGIC = b"PAR1"
+PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 1 << 16
 """The number of bytes read from the end of a Parquet file in one request. Most footers fit into it."""
 _STORE_THREADS = 16
@@ -38,7 +40,11 @@ SplitName: TypeAlias = Literal["train", "validation"]
 
 
 class DataSetError(ValueError):
-    """A data set is absent, incomplete, changed, or of another version."""
+    """A data set is absent, incomplete, changed, or of another version. The message is one line, even if texts of the
+    data set are in it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", "\\n").replace("\r", "\\r"))
 
 
 class Shard(Settings):
@@ -209,20 +215,29 @@ def read_manifest(root: str | Path) -> Manifest:
             f"{root}: has no {MANIFEST_NAME}, so it is not a (finished) data set; run the same `make preprocess` again"
         ) from error
     try:
-        tree = json.loads(text.decode("utf-8"))
+        tree = parse_json(text)
         stated, _ = tree.pop("hash"), tree.pop("run")
         version = tree.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DataSetError(
-                f"{path}: schema version {version}, but this release reads {SCHEMA_VERSION}; build the set again"
+                f"{path}: schema version {version!r}, but this release reads {SCHEMA_VERSION}; build the set again"
             )
         manifest = Manifest.model_validate_json(json.dumps(tree))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
+    except DataSetError:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataSetError(f"{path}: damaged manifest ({key}: {first['msg']}); build the set again") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataSetError(f"{path}: damaged manifest ({error}); build the set again") from error
     if manifest.hash != stated:
         raise DataSetError(f"{path}: content does not match its own hash {stated}; it was edited: build the set again")
     for name in [shard.path for shard in manifest.shards] + list(manifest.files):
         resolve_inside(root, name)
+    fault = find_implausible(manifest)
+    if fault:
+        raise DataSetError(f"{path}: {fault}; do not trust this data set, or build it again")
     return manifest
 
 
@@ -300,11 +315,10 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
 def resolve_inside(root: str | Path, name: str) -> str:
     """Return the path or URL of the file `name` (a relative path) under `root`. Raises DataSetError if `name` is
     absolute or leaves `root`."""
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
+    if not storage.stays_inside(name):
         where = storage.join(root, MANIFEST_NAME)
         raise DataSetError(f"{where}: path '{name}' leaves the data set's folder; build the set again")
-    return storage.join(root, str(pure))
+    return storage.join(root, str(PurePosixPath(name)))
 
 
 def file_sha256(path: str | Path) -> str:
@@ -321,15 +335,21 @@ def footer_sha256(path: str | Path) -> str:
 
 
 def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
+    return hashlib.sha256(read_footer(stream, path=path)).hexdigest()
+
+
+def read_footer(stream: IO[bytes], *, path: str | Path) -> bytes:
+    """Return the footer of a Parquet file: metadata, the length of the metadata, and the magic bytes. `stream` is the
+    open file. Raises DataSetError naming `path`, the file, if it does not end like a Parquet file."""
     size = stream.seek(0, os.SEEK_END)
     if size < 12:
         raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
     stream.seek(max(0, size - _TAIL_BYTES))
     tail = stream.read()
     length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] != _PARQUET_MAGIC or length + 12 > size:
+    if tail[-4:] != PARQUET_MAGIC or length + 12 > size:
         raise DataSetError(f"{path}: does not end as a Parquet file does (truncated?)")
     if length + 8 > len(tail):
         stream.seek(size - 8 - length)
         tail = stream.read()
-    return hashlib.sha256(tail[-8 - length :]).hexdigest()
+    return tail[-8 - length :]

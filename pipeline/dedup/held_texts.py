@@ -24,8 +24,11 @@ from pipeline.documents import hash_texts
 from pipeline.sources import read_texts
 
 MOST_RUNS = 1 << 24
+MOST_FILES = 1 << 16
 _SCHEMA = pa.schema([pa.field("run", pa.uint64()), pa.field("file", pa.uint16())])
 _NAMES = b"names"
+_SHOWN_CHARACTERS = 40
+"""Characters of a word that a Match shows."""
 _BITS_PER_RUN, _MOST_BITS = 16, 29
 
 
@@ -54,44 +57,43 @@ def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
     each path, which says how many texts and runs were found.
 
     If several files have the same run, the run counts for the first of these files. Raises ValueError if a file has no
-    words, or if there are more than MOST_RUNS runs.
+    words, or if there are more than MOST_FILES files or MOST_RUNS runs. Memory holds 16 bytes for each of MOST_RUNS.
     """
-    names = _short_names(paths)
+    if len(paths) > MOST_FILES:
+        raise ValueError(f"hold_out: {len(paths):,} files are more than {MOST_FILES:,}; join some of them")
+    names = short_names(paths)
     hasher = RunHasher()
     lists: list[draws.UInt64s] = []
     found = []
     total = 0
     for path, name in zip(paths, names, strict=True):
         parts: list[draws.UInt64s] = [np.zeros(0, np.uint64)]
-        texts = short = 0
+        texts = short = fresh = 0
         seen: set[bytes] = set()  # the cells of a table repeat
         for text in read_texts(path):
             digest = hash_texts(text)
             if digest in seen:
                 continue
             seen.add(digest)
-            words = 0
+            is_short: bool | None = None  # for a text without words
             for runs in hasher.hash_text(normalize_text(text).split("\n")):
                 parts.append(runs.hashes)
-                words += int(runs.ends[-1] - runs.starts[0])
+                fresh += runs.hashes.size
                 is_short = runs.is_short
-            if words:
+                if fresh > MOST_RUNS:
+                    parts, fresh = [_distinct(parts, total=total, path=path)], 0
+            if is_short is not None:
                 texts, short = texts + 1, short + is_short
-        own = np.unique(np.concatenate(parts))
+        own = _distinct(parts, total=total, path=path)
         total += own.size
         if not own.size:
             raise ValueError(f"hold_out: {path} has no words; remove it from hold_out")
-        if total > MOST_RUNS:
-            raise ValueError(
-                f"hold_out: the files up to {path} have more than {MOST_RUNS:,} runs of {RUN_WORDS} words (about 100 "
-                "MB of text); give only texts that models are evaluated on"
-            )
         lists.append(own)
         found.append(HeldFile(name, texts, short, own.size))
     numbers = np.repeat(np.arange(len(lists), dtype=np.uint16), [own.size for own in lists])
     runs_of_all, first = np.unique(np.concatenate(lists), return_index=True)
     batch = pa.record_batch([pa.array(runs_of_all), pa.array(numbers[first])], schema=_SCHEMA)
-    schema = _SCHEMA.with_metadata({_NAMES: "\n".join(names).encode("utf-8", "surrogateescape")})
+    schema = _SCHEMA.with_metadata({_NAMES: "\0".join(names).encode("utf-8", "surrogateescape")})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(batch.replace_schema_metadata(schema.metadata))
@@ -99,7 +101,19 @@ def write_runs(paths: Sequence[str], *, target: str) -> list[HeldFile]:
     return found
 
 
-def _short_names(paths: Sequence[str]) -> list[str]:
+def _distinct(parts: Sequence[draws.UInt64s], *, total: int, path: str) -> draws.UInt64s:
+    """Return the distinct runs of the file `path`, sorted. Raises ValueError if they and the `total` runs of earlier
+    files are more than MOST_RUNS."""
+    own = np.unique(np.concatenate(parts))
+    if total + own.size > MOST_RUNS:
+        raise ValueError(
+            f"hold_out: the files up to {path} have more than {MOST_RUNS:,} runs of {RUN_WORDS} words (about 100 "
+            "MB of text); give only texts that models are evaluated on"
+        )
+    return own
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
     """Return a short name for each path. The name has as many of the path's last components as are needed to tell the
     path from the other paths."""
     parts = [path.split("/") for path in paths]
@@ -135,7 +149,7 @@ class HeldTexts:
             sure = np.flatnonzero(self.runs[places] == runs.hashes[may_be])
             if sure.size:
                 run = may_be[sure[0]]
-                words = runs.words[runs.starts[run] : runs.ends[run]]
+                words = (word[:_SHOWN_CHARACTERS] for word in runs.words[runs.starts[run] : runs.ends[run]])
                 return Match(self.names[self.files[places[sure[0]]]], " ".join(words))
         return None
 
@@ -148,7 +162,7 @@ def open_runs(path: str) -> HeldTexts:
     reader = pa.ipc.open_file(source)
     batch = reader.get_batch(0)
     runs, files = (batch.column(place).to_numpy() for place in range(2))
-    names = reader.schema.metadata[_NAMES].decode("utf-8", "surrogateescape").split("\n")
+    names = reader.schema.metadata[_NAMES].decode("utf-8", "surrogateescape").split("\0")
     width = min(_MOST_BITS, max(3, (runs.size * _BITS_PER_RUN).bit_length()))
     shift = np.uint64(64 - width)
     bitmap = np.zeros(1 << (width - 3), np.uint8)

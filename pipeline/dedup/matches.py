@@ -22,7 +22,7 @@ from pipeline import draws, storage
 from pipeline.dedup.duplicates import Match
 from pipeline.dedup.minhash import MATCH_TYPE
 from pipeline.errors import PassingError
-from pipeline.shuffle import Buckets, Table, read_each, read_table_row, write_table
+from pipeline.shuffle import Buckets, Table, halves_of, read_each, read_table_row, write_table
 
 MOST_PARTS = 1024
 """The most partitions of band keys, and the most parts of the buckets."""
@@ -182,7 +182,7 @@ def _rank_documents(parts: Sequence[Callable[[], Matches]]) -> tuple[draws.UInt6
     del firsts, seconds, words
     rank = np.empty(high.size, np.int32)
     rank[np.lexsort((low, high, fewer))] = np.arange(high.size, dtype=np.int32)
-    return draws.mix(high + draws.mix(low)), rank
+    return _hash_halves(high, low), rank
 
 
 def _begins(matches: Matches) -> npt.NDArray[np.bool_]:
@@ -201,12 +201,16 @@ def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _halves(ids: npt.NDArray[Any]) -> tuple[draws.UInt64s, draws.UInt64s]:
     """Return the first and the last 8 bytes of each document id (16 bytes), as two arrays of numbers. The numbers sort
     like the ids."""
-    halves = np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
+    halves = halves_of(ids)
     return halves[:, 0], halves[:, 1]
 
 
 def _keys(ids: npt.NDArray[Any]) -> draws.UInt64s:
-    high, low = _halves(ids)
+    return _hash_halves(*_halves(ids))
+
+
+def _hash_halves(high: draws.UInt64s, low: draws.UInt64s) -> draws.UInt64s:
+    """Return a 64-bit hash of each document id, whose halves are `high` and `low`."""
     return draws.mix(high + draws.mix(low))
 
 

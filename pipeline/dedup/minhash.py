@@ -114,14 +114,12 @@ def compare_group(
     """Return the pairs of near duplicates among documents that share a band key (a hash of part of a signature), as
     records of MATCH_TYPE.
 
-    `ids`, `words` (how many words a document has), `names` and `signatures` have an entry for each document. Documents
-    are ranked: the one with most words is best, and among equals the one with the lowest id. Each document is compared
-    with the 16 best of all documents and with the 16 ranked just before it, so the cost is linear in the number of
-    documents. At most four better-ranked documents are recorded for each document. Copies (equal ids) count as one
-    document.
+    `ids` (distinct), `words` (how many words a document has), `names` and `signatures` have an entry for each document.
+    Documents are ranked: the one with most words is best, and among equals the one with the lowest id. Each document is
+    compared with the 16 best of all documents and with the 16 ranked just before it, so the cost is linear in the
+    number of documents. At most four better-ranked documents are recorded for each document.
     """
-    first = {ids[index]: index for index in sorted(range(len(ids)), key=lambda index: names[index], reverse=True)}
-    ranked = sorted(first.values(), key=lambda index: (-words[index], ids[index]))
+    ranked = sorted(range(len(ids)), key=lambda index: (-words[index], ids[index]))
     signed = signatures[ranked]
     found: list[tuple[bytes, int, bytes, float, bytes]] = []
     for place in range(1, len(ranked)):

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -79,16 +79,12 @@ class SignatureWriter:
     """Writes MinHash signatures of documents, and their band keys (hashes of parts of a signature), into two files in
     `folder`. Does nothing if `config` is None.
 
-    The files' names begin with `name`. `partitions` is the number of partitions into which the keys are divided. The
-    attribute `extents` says where the keys of each partition are. Memory holds 4096 signatures and their keys. If the
-    body of the `with` raises an error, the files are removed.
+    The files' names begin with `name`. `partitions` is the number of partitions into which the keys are divided. Memory
+    holds 4096 signatures and their keys. If the body of the `with` raises an error, the files are removed.
     """
 
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
         self._config, self._partitions = config, partitions
-        self.extents: list[tuple[int, BandExtent]] = []
-        """Pairs (partition, extent) that say where all band keys are. The list is complete once the writer is
-        closed."""
         if config is None:
             return
         self._signer = Signer(config)
@@ -163,10 +159,7 @@ class SignatureWriter:
         counts = np.bincount(partition, minlength=self._partitions)
         ends = self._offset + np.cumsum(counts) * _ENTRY.itemsize
         self._places.append(np.stack([ends - counts * _ENTRY.itemsize, counts], axis=1))
-        for number, count in enumerate(counts.tolist()):
-            if count:
-                self.extents.append((number, BandExtent(self._paths[1], self._paths[0], self._offset, count)))
-                self._offset += count * _ENTRY.itemsize
+        self._offset += entries.nbytes
         self._keys.write(entries.tobytes())
         self._batches += 1
         self._pending.clear()
@@ -215,12 +208,12 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
     found = [np.zeros(0, MATCH_TYPE)]
     for groups in _pack_groups(starts[sizes > 1].tolist(), sizes[sizes > 1].tolist()):
         members = np.concatenate([order[start : start + size] for start, size in groups])
-        rows = iter(_read_rows(list(files), owner=owner[members], entries=entries[members]))
-        for _, size in groups:
-            ids, words, names, packed = zip(*islice(rows, size), strict=True)
-            if len(set(ids)) == 1:
+        group_of = np.repeat(np.arange(len(groups)), [size for _, size in groups])
+        for rows in _read_groups(list(files), owner=owner[members], entries=entries[members], group_of=group_of):
+            if len(rows) == 1:
                 continue
-            signatures = np.frombuffer(b"".join(packed), np.uint32).reshape(size, -1)
+            ids, words, names, packed = zip(*rows, strict=True)
+            signatures = np.frombuffer(b"".join(packed), np.uint32).reshape(len(rows), -1)
             found.append(compare_group(ids, words=words, names=names, signatures=signatures, threshold=threshold))
     return distinct_matches(np.concatenate(found))
 
@@ -241,22 +234,34 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
         yield packed
 
 
-def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the document and signature for each entry of `entries`. An entry says where they are in a file of
-    signatures: `batch` is the index of a record batch, and `row` is the index of a row in this batch.
+def _read_groups(
+    files: Sequence[str],
+    *,
+    owner: npt.NDArray[np.int64],
+    entries: npt.NDArray[Any],
+    group_of: npt.NDArray[np.int64],
+) -> list[list[_Row]]:
+    """Return the distinct documents of each group, with their signatures. An entry of `entries` says where a document
+    is in a file of signatures: `batch` is the index of a record batch, and `row` is the index of a row in this batch.
 
-    For each entry, `owner` (int64[entries]) has the index of the file in `files`. Because there may be many files (one
-    for each split of the input), each file is opened once, and only one at a time.
+    For each entry, `owner` (int64[entries]) has the index of the file in `files`, and `group_of` (int64[entries],
+    ascending from 0) has the number of the group. Because there may be many files (one for each split of the input),
+    each file is opened once, and only one at a time. Of copies (equal ids), the one with the lowest name is kept, so
+    memory holds one row for all copies.
     """
-    found: dict[int, _Row] = {}
+    found: list[dict[bytes, _Row]] = [{} for _ in range(int(group_of[-1]) + 1)]
+    groups = group_of.tolist()
     owners, batches = owner.tolist(), entries["batch"].tolist()
     by_place: list[int] = np.lexsort((entries["batch"], owner)).tolist()
     for number, of_file in groupby(by_place, key=owners.__getitem__):
         with _SignatureReader(files[number]) as reader:
             for batch, of_batch in groupby(of_file, key=batches.__getitem__):
                 members = list(of_batch)
-                found.update(zip(members, reader.rows(batch, entries["row"][members]), strict=True))
-    return [found[member] for member in range(len(entries))]
+                for member, row in zip(members, reader.rows(batch, entries["row"][members]), strict=True):
+                    own = found[groups[member]]
+                    if row.id not in own or row.name < own[row.id].name:
+                        own[row.id] = row
+    return [list(rows.values()) for rows in found]
 
 
 def _signature_schema(permutations: int) -> pa.Schema:

@@ -57,20 +57,20 @@ def run_on_dask(
     lay_out: Callable[[beam.Pipeline], None],
     *,
     cluster: DaskCluster,
-    exchange: str,
+    results_folder: str,
     held: str,
     beam_options: Sequence[str],
 ) -> None:
     """Run the graph that `lay_out` adds to a pipeline. Another worker takes over the tasks of a lost worker.
 
-    On any error, a file in the folder `exchange` tells running tasks to stop, and this function waits until they have
+    On any error, a file in `results_folder` tells running tasks to stop, and this function waits until they have
     stopped. Each task holds a lock on the folder `held` while it runs. Raises the error of a task, or PassingError if
     the workers or the scheduler are gone for good.
     """
     try:
         for attempt in range(1, cluster.attempts + 1):
             try:
-                _run_once(lay_out, cluster=cluster, exchange=exchange, held=held, beam_options=beam_options)
+                _run_once(lay_out, cluster=cluster, results_folder=results_folder, held=held, beam_options=beam_options)
                 return
             except LostSchedulerError as error:
                 if attempt == cluster.attempts:
@@ -78,14 +78,14 @@ def run_on_dask(
                 _LOGGER.warning("warning: %s; restarting it and continuing from finished work", error)
     except BaseException as error:
         leave_failure(
-            exchange,
+            results_folder,
             message=str(error),
             details=format_exc(),
             is_users=isinstance(error, (ValueError, OSError)),
             keeps=choose_kept(error),
         )
-        if storage.is_url(exchange):
-            _wait_until_idle(exchange, cluster=cluster)
+        if storage.is_url(results_folder):
+            _wait_until_idle(results_folder, cluster=cluster)
         else:
             _wait_until_free(held)
         raise
@@ -95,11 +95,11 @@ def _run_once(
     lay_out: Callable[[beam.Pipeline], None],
     *,
     cluster: DaskCluster,
-    exchange: str,
+    results_folder: str,
     held: str,
     beam_options: Sequence[str],
 ) -> None:
-    context = RunContext(uuid.uuid4().hex, describe_code(), exchange, held)
+    context = RunContext(uuid.uuid4().hex, describe_code(), results_folder, held)
     partitions = count_partitions(cluster.workers)
     with connect(cluster) as client:
         runner = BuildRunner(client, context=context, partitions=partitions)
@@ -207,18 +207,18 @@ def _wait_until_free(folder: str) -> None:
             os.close(descriptor)
 
 
-def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
+def _wait_until_idle(results_folder: str, *, cluster: DaskCluster) -> None:
     """After an error, wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S
     seconds.
 
-    This is for builds whose folder `exchange` is on an object store, which has no locks.
+    This is for builds whose `results_folder` is on an object store, which has no locks.
     """
     deadline = time.monotonic() + _LET_GO_S
     with suppress(Exception), connect(cluster) as client:
         working = True
         while working and (left := deadline - time.monotonic()) > 0:
             time.sleep(_POLL_S)  # also lets a recent cancellation reach the workers
-            counts = client.sync(client.run, count_working, exchange, on_error="ignore", callback_timeout=left)
+            counts = client.sync(client.run, count_working, results_folder, on_error="ignore", callback_timeout=left)
             working = any(counts.values())
 
 

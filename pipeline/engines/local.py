@@ -31,6 +31,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline.engines.beam_worker import python_path
 from pipeline.engines.cluster import DaskCluster
+from pipeline.engines.loopback import listening_here_only
 from pipeline.errors import Keeps
 from pipeline.runtime import FAILURE_NAME, leave_failure, names_runner, read_failure
 from pipeline.signals import raise_caught
@@ -62,7 +63,7 @@ class WorkerError(ValueError):
 def run_on_engine(
     lay_out: Callable[[beam.Pipeline], None],
     *,
-    exchange: str,
+    results_folder: str,
     held: str = "",
     temporary: str = "",
     workers: int,
@@ -70,7 +71,7 @@ def run_on_engine(
     cluster: DaskCluster | None = None,
 ) -> None:
     """Run the graph that `lay_out` adds to a pipeline. If a worker fails, the worker writes the reason to the folder
-    `exchange`.
+    `results_folder`.
 
     If `cluster` is given, Dask runs the graph. Otherwise, if an option in `beam_options` names a runner (--runner),
     that runner is used. Otherwise FnApiRunner is used, with one process for each worker (if `workers` is 1, in this
@@ -82,8 +83,8 @@ def run_on_engine(
     if cluster is not None:
         from pipeline.engines.dask_cluster import run_on_dask  # Dask need not be installed for other engines
 
-        with _failures_explained(exchange):
-            run_on_dask(lay_out, cluster=cluster, exchange=exchange, held=held, beam_options=beam_options)
+        with _failures_explained(results_folder):
+            run_on_dask(lay_out, cluster=cluster, results_folder=results_folder, held=held, beam_options=beam_options)
         return
     options = PipelineOptions([f"--direct_num_workers={workers}", *beam_options])
     runner, in_processes = None, False
@@ -96,28 +97,34 @@ def run_on_engine(
     lay_out(pipeline)
     variables = {
         "PYTHONPATH": python_path(),
-        beam_worker.ABORT_VARIABLE: storage.join(exchange, FAILURE_NAME),
+        beam_worker.ABORT_VARIABLE: storage.join(results_folder, FAILURE_NAME),
         beam_worker.HELD_VARIABLE: held,
         beam_worker.BUILD_VARIABLE: str(os.getpid()),
     }
     if in_processes and temporary:
         variables["TMPDIR"] = temporary
-    with _environment(variables), open(os.devnull, "w") as null, _failures_explained(exchange), redirect_stderr(null):
+    with (
+        _environment(variables),
+        open(os.devnull, "w") as null,
+        _failures_explained(results_folder),
+        redirect_stderr(null),
+    ):
         if in_processes:  # Beam also prints tracebacks of what it raises, to stderr
-            _run_watching_workers(pipeline, exchange=exchange)
+            with listening_here_only():
+                _run_watching_workers(pipeline, results_folder=results_folder)
         else:
             pipeline.run().wait_until_finish()
 
 
 @contextmanager
-def _failures_explained(exchange: str) -> Iterator[None]:
-    """If the block fails and a worker has written its error to the folder `exchange`, raise that error. Otherwise let
-    the error of the block (the engine's error) pass unchanged."""
+def _failures_explained(results_folder: str) -> Iterator[None]:
+    """If the block fails and a worker has written its error to `results_folder`, raise that error. Otherwise let the
+    error of the block (the engine's error) pass unchanged."""
     try:
         yield
     except Exception as error:
         raise_caught()
-        failure = read_failure(exchange)
+        failure = read_failure(results_folder)
         if failure is None:
             raise
         if failure.is_users:
@@ -125,7 +132,7 @@ def _failures_explained(exchange: str) -> Iterator[None]:
         raise RuntimeError(f"a worker failed:\n{failure.details}") from error
 
 
-def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
+def _run_watching_workers(pipeline: beam.Pipeline, *, results_folder: str) -> None:
     """Run the pipeline in a thread. Raises the pipeline's error, or an error if a worker process is lost.
 
     The thread is needed because FnApiRunner would wait forever for a lost worker. When this function returns, the
@@ -142,7 +149,7 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
 
     def note_lost_worker(arguments: threading.ExceptHookArgs) -> None:
         if arguments.thread is not None and arguments.thread.name == _WORKER_THREAD:
-            leave_failure(exchange, message=_LOST_WORKER, details=str(arguments.exc_value), is_users=True)
+            leave_failure(results_folder, message=_LOST_WORKER, details=str(arguments.exc_value), is_users=True)
             outcome.put(arguments.exc_value)
 
     def keep_quiet(arguments: threading.ExceptHookArgs) -> None:
@@ -157,7 +164,8 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
         if error is not None:
             raise error
     except BaseException as error:
-        leave_failure(exchange, message=str(error), details=format_exc(), is_users=False)  # this ends the other workers
+        # This ends the other workers.
+        leave_failure(results_folder, message=str(error), details=format_exc(), is_users=False)
         for thread in threading.enumerate():
             if thread.name == _WORKER_THREAD:
                 thread.join(timeout=_LAST_WORDS_S)

@@ -45,10 +45,10 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
         for name, (_, _, text) in COUNTERS.items()
     }
     tags = {TAG: output}
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     ended = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         """Increase each counter up to the sum of the workers' reports. A report of failed work is withdrawn, so a sum
         may become smaller, but a counter cannot fall. The counter then keeps its value until the sum is larger again.
         """
@@ -57,15 +57,15 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
         except StorageError:  # metrics must not stop the build; the progress lines report the error
             return
         for name, (stage, count, _) in COUNTERS.items():
-            more = found[stage][count] - told[name]
+            more = found[stage][count] - reported[name]
             if more > 0:
                 counters[name].inc(more, tags=tags)
-                told[name] += more
+                reported[name] += more
 
     def run() -> None:
         while not ended.wait(every_s):
-            tell()
-        tell()
+            report()
+        report()
 
     thread = threading.Thread(target=run, name="gauges", daemon=True)
     thread.start()

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from pipeline.engines.beam_worker import python_path
 from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_cluster import await_worker, connect
 from pipeline.errors import PassingError
+from pipeline.ray_loopback import listening_here_only
 from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
@@ -39,6 +40,7 @@ _SCHEDULER_START_S = 180.0
 _ATTEMPTS = 3
 """The most times that a graph is run. A retry can succeed, because Ray restarts a lost scheduler at the same
 address."""
+_NO_DASHBOARD = "127.0.0.1:0"  # Dask answers HTTP requests about tasks here even without a dashboard
 _AGAIN_S = 1.0
 
 
@@ -152,7 +154,8 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
     # Ray's processes inherit this mask. So a SIGTERM that `timeout` or Slurm sends to all stops only this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        ray.init(**arguments)
+        with nullcontext() if where else listening_here_only():
+            ray.init(**arguments)
     except Exception as error:  # Ray raises a plain Exception here
         ray.shutdown()
         raise ConfigError(
@@ -201,7 +204,12 @@ class DaskScheduler:
     async def _run(self, address: str, *, security: Security) -> None:
         host, port = address.removeprefix("tls://").rsplit(":", 1)
         async with Scheduler(
-            host=host, port=int(port), protocol="tls", security=security, dashboard=False, dashboard_address=":0"
+            host=host,
+            port=int(port),
+            protocol="tls",
+            security=security,
+            dashboard=False,
+            dashboard_address=_NO_DASHBOARD,
         ) as scheduler:
             self._ready.set()
             await scheduler.finished()
@@ -225,7 +233,7 @@ class DaskWorker:
                     nthreads=1,
                     memory_limit=0,  # Ray's own monitor ends actors if memory is short
                     dashboard=False,
-                    dashboard_address=":0",
+                    dashboard_address=_NO_DASHBOARD,
                 ) as worker:
                     await worker.finished()
             await asyncio.sleep(_AGAIN_S)

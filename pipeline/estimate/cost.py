@@ -207,7 +207,7 @@ def combine(
         / max(1, sum(split.text_bytes for split in splits if split.source == source.frame.source))
         for source in measured
     }
-    past = {path: seconds for source in measured for path, seconds in source.frame.passing_s.items()}
+    past = {path: seconds for source in measured for path, seconds in source.frame.skip_s.items()}
     read_s = [
         cpu_s_a_byte[split.source] * split.text_bytes + past.get(split.path, 0.0) * (1 - 1 / split.parts)
         for split in splits

@@ -16,12 +16,17 @@ from pipeline.console import say_at_once
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import check_engine, choose_workers
 from pipeline.estimate.cost import estimate, format_estimate
+from pipeline.instances import fewest_documents
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
 from pipeline.sources import list_splits
 from pipeline.storage import free_bytes
 from pipeline.units import count_of, describe_bytes
 from pipeline.vocabulary import given_vocabulary, refuse_lost_letters
+
+_ENOUGH_HELD = 5
+"""If this many times the smallest number of held-out documents is expected, chance leaves fewer than the smallest
+number in at most 1% of builds."""
 
 
 def describe_build(
@@ -48,11 +53,24 @@ def describe_build(
     for advice in list_advice(config, tokenizer=given):
         yield f"warning: {advice}"
     found = estimate(config, splits=splits, workers=workers)
+    yield from advise_on_validation(config, documents=found.documents)
     yield from format_estimate(found)
     yield describe_room(config.output, needed=found.bytes + found.temporary_bytes)
     if price is not None:
         hours = found.cpu_s / 3600
         yield f"price: {hours * price:,.2f} for {hours:,.3g} CPU hours at {price:g}"
+
+
+def advise_on_validation(config: PipelineConfig, *, documents: float) -> Iterator[str]:
+    """Yield a warning if validation_fraction may hold out too few of the documents. Their hashes decide, so only the
+    build finds out."""
+    fewest, held = fewest_documents(config.next_sentence), config.validation_fraction * documents
+    if config.validation_fraction and held < _ENOUGH_HELD * fewest:
+        yield (
+            f"warning: validation_fraction={config.validation_fraction:g} holds out about {held:.1f} of "
+            f"{documents:,.0f} documents, but must hold out at least {fewest}, or the build fails after reading; raise "
+            "it, add documents, or set it to 0 to hold out nothing"
+        )
 
 
 def describe_output(output: str) -> str:

@@ -64,7 +64,7 @@ class Frame:
     `source` is the index of the source in the config. `size` is the total number of bytes. If only the beginning of a
     stream is a unit, the rest of the stream is counted too. `text_bytes` is the estimated size of the plain text.
     `by_file` is true if units are text files, so that the number of documents is proportional to the number of units.
-    `passing_s` maps the path of a compressed file to the CPU seconds that reading through it takes without making
+    `skip_s` maps the path of a compressed file to the CPU seconds that reading through it takes without making
     documents. If several splits of a build share the file, each of these splits must read through the whole file.
     """
 
@@ -73,7 +73,7 @@ class Frame:
     size: int
     text_bytes: int
     by_file: bool
-    passing_s: Mapping[str, float]
+    skip_s: Mapping[str, float]
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
@@ -83,7 +83,7 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
-    passing_s: dict[str, float] = {}
+    skip_s: dict[str, float] = {}
     for path in list_files(source, label=f"sources.{index} ({source.kind})"):
         step = max(_UNIT_BYTES, storage.size_of(path) // _MOST_UNITS_OF_FILE)
         splits = split_file(path, source=source, index=index, split_bytes=step)
@@ -92,16 +92,16 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
         if by_file and is_archive(path) and compressed:
             started = time.process_time()
             found = _list_members(path, source=index)
-            passing_s[path] = time.process_time() - started
+            skip_s[path] = time.process_time() - started
         elif compressed and not by_file and len(splits) == 1 and splits[0].num_bytes > 2 * _PREFIX_BYTES:
             read = max(_PREFIX_BYTES, round(SHARE * splits[0].num_bytes))
             found = [Unit(splits[0], read, begins=True)]
-            passing_s[path] = _time_passing(found[0], source=source)
+            skip_s[path] = _time_skipping(found[0], source=source)
         else:
             found = [Unit(split, split.num_bytes) for split in splits]
         units += found
         size += sum(unit.split.num_bytes if unit.begins else unit.size for unit in found)
-    return Frame(index, tuple(units), size, text_bytes, by_file, passing_s)
+    return Frame(index, tuple(units), size, text_bytes, by_file, skip_s)
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
@@ -157,7 +157,7 @@ def _list_members(path: str, *, source: int) -> list[Unit]:
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
-def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
+def _time_skipping(unit: Unit, *, source: SourceConfig) -> float:
     """Return the CPU seconds needed to read through a whole compressed stream without making documents from it.
 
     `unit` is the beginning of the stream. The time is measured on this beginning, and scaled to the whole stream.

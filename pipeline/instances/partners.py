@@ -53,16 +53,16 @@ Int64s = npt.NDArray[np.int64]
 class Chunk(NamedTuple):
     """A first segment A of a document and the place where its true next segment begins.
 
-    The numbers `first`, `split` and `stop` count units (sentences or pieces of them). A has the units from `first` to
-    `split` (exclusive), and the true next begins with unit `split`. The chunk ends before unit `stop`. If split ==
-    stop, there is no true next. `length` is the number of tokens that the second segment B should have at least.
-    `negative` says whether the pair is to be NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
+    The numbers `first`, `next_unit` and `stop` count units (sentences or pieces of them). A has the units from `first`
+    to `next_unit` (exclusive), and the true next begins with unit `next_unit`. The chunk ends before unit `stop`. If
+    next_unit == stop, there is no true next. `length` is the number of tokens that the second segment B should have at
+    least. `negative` says whether the pair is to be NOT_NEXT. `ordinal` numbers the chunks of the document from 0.
     """
 
     document: int
     ordinal: int
     first: int
-    split: int
+    next_unit: int
     stop: int
     length: int
     negative: bool
@@ -140,12 +140,12 @@ def pair_chunks(
         if index != drawn_for:
             rng, drawn_for = draws.stream(seed, "fit", corpus.documents[index].id, pass_number), index
         if other < 0:
-            stop = chunk.split if chunk.negative and chunk.split < chunk.stop else chunk.stop
+            stop = chunk.next_unit if chunk.negative and chunk.next_unit < chunk.stop else chunk.stop
             alone = units_segment(corpus, index, chunk.first, stop)
             yield Pair(fit_one(corpus, alone, room=room + 1, rng=rng), None, NO_LABEL), chunk.ordinal
             continue
         second = _take_units(corpus, chunks[other] if chunk.negative else chunk, length=length)
-        first = units_segment(corpus, index, chunk.first, chunk.split)
+        first = units_segment(corpus, index, chunk.first, chunk.next_unit)
         first, second = fit_two(corpus, first, second, room=room, whole_words=True, rng=rng)
         yield Pair(first, second, NOT_NEXT if chunk.negative else NEXT), chunk.ordinal
 
@@ -170,8 +170,8 @@ def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed:
     """
     count = len(chunks)
     columns = np.array(chunks, np.int64).reshape(-1, len(Chunk._fields)).T
-    document, ordinal, _, split, stop, length, _ = columns
-    begin = np.fromiter((corpus.bounds[c.document][c.split] for c in chunks), np.int64, count)
+    document, ordinal, _, next_unit, stop, length, _ = columns
+    begin = np.fromiter((corpus.bounds[c.document][c.next_unit] for c in chunks), np.int64, count)
     sizes = np.array([document.ids.size for document in corpus.documents], np.int64)
     left = np.minimum(sizes[document] - begin, room)
     names = np.frombuffer(b"".join(each.id for each in corpus.documents), np.uint8).reshape(-1, 16)
@@ -180,53 +180,71 @@ def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed:
     sources = np.array([each.source for each in corpus.documents], np.int64)[document]
     partners = Partners(np.full(count, -1, np.int64), length.copy())
     for source in np.unique(sources).tolist():
-        members = np.flatnonzero((sources == source) & (split < stop))
+        members = np.flatnonzero((sources == source) & (next_unit < stop))
         if members.size:
             order = members[np.lexsort((document[members], left[members]))]
-            _choose_in_source(corpus, chunks, order, document, left, keys, room=room, partners=partners)
+            places = _Places.find(corpus, [chunks[number] for number in order.tolist()], reach=left[order])
+            partner, is_done = _choose_in_source(places, keys=keys[order], room=room)
+            found = np.flatnonzero(is_done)
+            partners.chunk[order[found]] = order[partner[found]]
+            partners.length[order[found]] = np.minimum(places.reach[partner[found]], places.wanted[found])
     return partners
 
 
-def _choose_in_source(
-    corpus: Corpus,
-    chunks: Sequence[Chunk],
-    order: Int64s,
-    document: Int64s,
-    left: Int64s,
-    keys: draws.UInt64s,
-    *,
-    room: int,
-    partners: Partners,
-) -> None:
-    """Choose partners for the chunks of one source, and enter them into `partners`.
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The places of the chunks of one source (where their true next segments begin), as arrays with an entry for each
+    chunk, sorted by `reach`.
 
-    `order` has the indices of these chunks, sorted by the number of tokens that follow a chunk's place (where its true
-    next segment begins). `document`, `left` (the number of tokens that follow the chunk's place, at most `room`) and
-    `keys` (for random draws) have an entry for each chunk of all sources.
+    `owner` is the index of the chunk's document, and `reach` the number of tokens that follow the place, at most those
+    of a whole row. `wanted` is Chunk.length, and `token` is the first token that follows the place.
+    """
+
+    corpus: Corpus
+    chunks: Sequence[Chunk]
+    owner: Int64s
+    reach: Int64s
+    wanted: Int64s
+    token: Int64s
+
+    @classmethod
+    def find(cls, corpus: Corpus, chunks: Sequence[Chunk], *, reach: Int64s) -> _Places:
+        token = [corpus.documents[each.document].ids[corpus.bounds[each.document][each.next_unit]] for each in chunks]
+        owner, wanted = (
+            np.array([getattr(each, name) for each in chunks], np.int64) for name in ("document", "length")
+        )
+        return cls(corpus, chunks, owner, reach, wanted, np.array(token, np.int64))
+
+    def are_fit(self, mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
+        """Return for each place in `mine` whether the place at the same index of `theirs` may be its partner. Both have
+        indices of places. A partner is unfit in three cases: it is in the same document; the text after it is more than
+        twice or less than half as long as the text after the chunk's own place; or the text after it equals the true
+        next segment."""
+        shorter = np.minimum(self.reach[mine], self.reach[theirs])
+        longer = np.maximum(self.reach[mine], self.reach[theirs])
+        fit: npt.NDArray[np.bool_] = (self.owner[mine] != self.owner[theirs]) & (2 * shorter >= longer)
+        for spot in np.flatnonzero(fit & (self.token[mine] == self.token[theirs])).tolist():
+            own, other = int(mine[spot]), int(theirs[spot])
+            length = int(min(self.reach[other], self.wanted[own]))
+            fit[spot] = not _same_text(self.corpus, self.chunks[own], self.chunks[other], length=length)
+        return fit
+
+
+def _choose_in_source(
+    places: _Places, *, keys: draws.UInt64s, room: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Choose partners for the chunks of one source. Return for each chunk the index of its partner in `places`, and
+    whether this partner is fit. `keys` (for random draws) has an entry for each chunk.
 
     A partner is the place of another chunk. Every place is the partner of at most one chunk, so places are as frequent
-    in NOT_NEXT pairs as in NEXT pairs. To achieve this, the places in each block of neighbours in `order` are permuted
-    at random. A partner is unfit in three cases: it is in the same document; the text after it is more than twice or
-    less than half as long as the text after the chunk's own place; or the text after it equals the true next segment.
+    in NOT_NEXT pairs as in NEXT pairs. To achieve this, the places in each block of neighbours are permuted at random.
     Chunks whose partner is unfit exchange partners with other chunks, or are permuted again in larger blocks. All
     places followed by a whole row (`room` tokens) of text form one block.
     """
-    owner, reach, wanted = document[order], left[order], partners.length[order]
-    places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
-    tokens = np.array([ids[corpus.bounds[chunk.document][chunk.split]] for ids, chunk in places], np.int64)
-    block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
-
-    def is_fit(mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
-        shorter, longer = np.minimum(reach[mine], reach[theirs]), np.maximum(reach[mine], reach[theirs])
-        fit: npt.NDArray[np.bool_] = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
-        for spot in np.flatnonzero(fit & (tokens[mine] == tokens[theirs])).tolist():
-            own, other = int(mine[spot]), int(theirs[spot])
-            length = int(min(reach[other], wanted[own]))
-            fit[spot] = not _same_text(corpus, chunks[order[own]], chunks[order[other]], length=length)
-        return fit
-
-    partner, waiting = np.arange(order.size), np.arange(order.size)
-    is_done = np.zeros(order.size, np.bool_)
+    size = places.reach.size
+    block = np.minimum(np.arange(size), np.searchsorted(places.reach, room)) // _BLOCK
+    partner, waiting = np.arange(size), np.arange(size)
+    is_done = np.zeros(size, np.bool_)
     for level in range(int(block[-1]).bit_length() + 1):
         wide = block >> level
         starts = np.searchsorted(wide, wide, side="left")
@@ -234,26 +252,24 @@ def _choose_in_source(
         for number in range(_ROUNDS if level == 0 else _LATER_ROUNDS):
             if not waiting.size:
                 break
-            drawn = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
+            drawn = [draws.derive(keys[waiting], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
             # the chunks of a block that still wait for a fit partner permute the places given to them
             targets = partner[waiting[np.lexsort((drawn[0], wide[waiting]))]]
             by_block = waiting[np.lexsort((drawn[1], wide[waiting]))]
             partner[by_block] = targets
-            is_done[by_block] = is_fit(by_block, targets)
+            is_done[by_block] = places.are_fit(by_block, targets)
             # then each of them exchanges places with a random chunk of the block, if both then have a fit partner
             third = starts[waiting] + _below(drawn[2], sizes[waiting])
             chosen = np.unique(third, return_index=True)[1]
             mine, theirs = waiting[chosen], third[chosen]
             open_ones = ~is_done[mine] & is_done[theirs]
             mine, theirs = mine[open_ones], theirs[open_ones]
-            good = is_fit(mine, partner[theirs]) & is_fit(theirs, partner[mine])
+            good = places.are_fit(mine, partner[theirs]) & places.are_fit(theirs, partner[mine])
             mine, theirs = mine[good], theirs[good]
             partner[mine], partner[theirs] = partner[theirs], partner[mine]
             is_done[mine] = True
             waiting = waiting[~is_done[waiting]]
-    found = np.flatnonzero(is_done)
-    partners.chunk[order[found]] = order[partner[found]]
-    partners.length[order[found]] = np.minimum(reach[partner[found]], wanted[found])
+    return partner, is_done
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
@@ -267,8 +283,8 @@ def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
     begins). The returned segment has at least one unit (a sentence or piece of one). It ends when it has `length`
     tokens, or with the document."""
     bounds = corpus.bounds[chunk.document]
-    stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
-    return units_segment(corpus, chunk.document, chunk.split, stop)
+    stop = min(bisect_left(bounds, bounds[chunk.next_unit] + length, chunk.next_unit + 1), len(bounds) - 1)
+    return units_segment(corpus, chunk.document, chunk.next_unit, stop)
 
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
@@ -276,7 +292,7 @@ def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bo
     chunk's place is where its true next segment begins. Whole units (sentences or pieces of them) are compared, until
     they have at least `length` tokens together."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
-    start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
+    start, begin = corpus.bounds[mine.document][mine.next_unit], corpus.bounds[theirs.document][theirs.next_unit]
     other = _take_units(corpus, theirs, length=length)
     size = min(other.stop - other.start, own.size - start)
     return bool(np.array_equal(own[start : start + size], foreign[begin : begin + size]))

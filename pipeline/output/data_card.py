@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest, SplitName
+from pipeline.markdown import code_block, escape_markdown
 from pipeline.units import count_of
 
 _SIZES = (
@@ -37,6 +38,7 @@ def render_card(manifest: Manifest) -> str:
             }
         ],
     }
+    names = [f"{number} {escape_markdown(name)}" for number, name in enumerate(manifest.sources)]
     lines = [
         "---",
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
@@ -65,7 +67,7 @@ def render_card(manifest: Manifest) -> str:
         "| `masked_positions`, `masked_inputs` | for each mask set, the positions to predict and the ids shown there |",
         "| `document_id`, `second_document_id` | hashes of the documents of A and B |",
         "| `pass_number` | pass over the corpus that made the pair |",
-        f"| `source` | source of A: {', '.join(f'{n} {name}' for n, name in enumerate(manifest.sources))} |",
+        f"| `source` | source of A: {', '.join(names)} |",
         "",
         *_notes(manifest),
         "",
@@ -73,9 +75,9 @@ def render_card(manifest: Manifest) -> str:
         "",
         "## Settings",
         "",
-        "```yaml",
-        yaml.safe_dump(shown_settings(manifest), sort_keys=False, allow_unicode=True).rstrip(),
-        "```",
+        *code_block(
+            yaml.safe_dump(shown_settings(manifest), sort_keys=False, allow_unicode=True).rstrip(), language="yaml"
+        ),
         "",
         f"Vocabulary {manifest.vocabulary_hash[:16]} ({manifest.vocabulary_size:,} entries, in `tokenizer/`), "
         f"data set {manifest.hash[:16]}.",
@@ -101,7 +103,8 @@ def _split_line(manifest: Manifest, split: SplitName) -> str:
 
 def _source_line(source: Mapping[str, Any]) -> str:
     counts = " | ".join(f"{source[key]:,}" for key in ("documents", "rows", "tokens"))
-    return f"| {source['name']} | {source['kind']} | {source['language']} | {source['weight']:g} | {counts} |"
+    name, kind, language = (escape_markdown(source[key]) for key in ("name", "kind", "language"))
+    return f"| {name} | {kind} | {language} | {source['weight']:g} | {counts} |"
 
 
 def _notes(manifest: Manifest) -> list[str]:

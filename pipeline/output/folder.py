@@ -24,8 +24,8 @@ from pipeline.dataset import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER
 from pipeline.errors import Keeps
 from pipeline.output.identity import MARK_NAME, BuildMark
 from pipeline.runtime import (
-    EXCHANGE,
     PROGRESS,
+    RESULTS,
     SHARDS,
     SPILLS,
     choose_kept,
@@ -49,7 +49,7 @@ PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_N
 OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
 """Names that a build creates in OUT, besides the manifest. The mark (OUT/_build.json) is removed last, because only the
 mark shows that the other files come from a build."""
-_PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
+_PREPARED = (RESULTS, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
@@ -116,7 +116,7 @@ class BuildOutput(ABC):
         )
         self._token = self._lease.enter_context(holding)
 
-    def _look(self) -> bool:
+    def _find_finished(self) -> bool:
         """Whether the folder already holds the finished data set of this build: the same input, config and code made
         it.
 
@@ -144,7 +144,7 @@ class BuildOutput(ABC):
     def _write_mark(self) -> None:
         storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
 
-    def _leave(self, keeps: Keeps) -> None:
+    def _clean_up(self, keeps: Keeps) -> None:
         """Clean up after an error. Remove everything if `keeps` is "nothing", or if no split or shard is finished.
         Otherwise keep the finished splits and shards for the next start of the build."""
         if keeps == "nothing" or not list_records(self.temporary):
@@ -187,7 +187,7 @@ class OutputFolder(BuildOutput):
                 f"{self._name}: cannot be created or opened ({error.strerror}); choose a folder"
             ) from error
         try:
-            self._claim()
+            self._prepare()
         except BaseException:
             self._let_go()
             raise
@@ -199,7 +199,7 @@ class OutputFolder(BuildOutput):
         try:
             if kind is not None and not self.finished:
                 with suppress(LeaseError), self.held():  # with a LeaseError, another build owns the folder
-                    self._leave(choose_kept(error))
+                    self._clean_up(choose_kept(error))
         finally:
             self._let_go()
         if isinstance(error, OSError):
@@ -250,14 +250,14 @@ class OutputFolder(BuildOutput):
             with suppress(OSError):  # it is not empty
                 path.rmdir()
 
-    def _claim(self) -> None:
-        if self._look():
+    def _prepare(self) -> None:
+        if self._find_finished():
             return
         try:
             self._take()
         except OSError as error:
             raise self._unwritable(error) from error
-        if self._look():  # another build finished before this one got the lease
+        if self._find_finished():  # another build finished before this one got the lease
             return
         self._wait_for_workers()
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
@@ -268,7 +268,7 @@ class OutputFolder(BuildOutput):
                 self._clear()
             self._write_mark()
             for name in _PREPARED:
-                if name in (EXCHANGE, PROGRESS) and (self.temporary / name).exists():
+                if name in (RESULTS, PROGRESS) and (self.temporary / name).exists():
                     shutil.rmtree(self.temporary / name)
                 self.folder(name)
         except OSError as error:
@@ -308,7 +308,7 @@ class OutputFolder(BuildOutput):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return
                 except BlockingIOError as error:
-                    leave_failure(str(self.temporary / EXCHANGE), message="taken over", details="", is_users=True)
+                    leave_failure(str(self.temporary / RESULTS), message="taken over", details="", is_users=True)
                     if time.monotonic() > deadline:
                         raise ValueError(
                             f"{self._name}: worker processes of an earlier build still write there; end them "

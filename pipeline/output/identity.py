@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.dataset import MANIFEST_NAME, open_data_set
+from pipeline.json_text import parse_json
 
 MARK_NAME = "_build.json"
 _VOCABULARY_HASH, _AWAITS_INPUT, _MODIFIED = "vocabulary_hash", "awaits_input", "modified"
@@ -73,7 +74,7 @@ class BuildMark:
         file cannot be read, so in these cases nothing is removed.
         """
         try:
-            old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
+            old = parse_json(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
         except (FileNotFoundError, ValueError):
             return False
         if not isinstance(old, dict) or not {"config", "inputs"} <= set(old):

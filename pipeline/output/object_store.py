@@ -19,7 +19,7 @@ from pipeline import storage
 from pipeline.errors import Keeps
 from pipeline.output.folder import OURS, PUBLISHED, TEMPORARY_NAME, BuildOutput, OutputFolder
 from pipeline.output.identity import MARK_NAME
-from pipeline.runtime import EXCHANGE, PROGRESS, SHARDS, choose_kept, leave_failure, list_records
+from pipeline.runtime import PROGRESS, RESULTS, SHARDS, choose_kept, leave_failure, list_records
 from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
@@ -46,7 +46,7 @@ class StoredOutput(BuildOutput):
         self.staging = Path(tempfile.mkdtemp(prefix="cloze-build-"))
         """The local folder for files that this process writes and `publish` uploads."""
         try:
-            self._claim()
+            self._prepare()
         except BaseException:
             self._lease.close()
             shutil.rmtree(self.staging)
@@ -59,7 +59,7 @@ class StoredOutput(BuildOutput):
         try:
             if kind is not None and not self.finished:
                 with suppress(storage.StorageError, LeaseError), self.held():  # the store may be what failed
-                    self._leave(choose_kept(error))
+                    self._clean_up(choose_kept(error))
         finally:
             self._lease.close()
             shutil.rmtree(self.staging)
@@ -97,22 +97,22 @@ class StoredOutput(BuildOutput):
         storage.delete_tree(self.temporary)
         storage.delete(storage.join(self.root, MARK_NAME))
 
-    def _claim(self) -> None:
-        if self._look():
+    def _prepare(self) -> None:
+        if self._find_finished():
             return
         self._take(note_loss=self._stop_workers)
-        if self._look():  # another build finished before this one got the lease
+        if self._find_finished():  # another build finished before this one got the lease
             return
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
         if self.resumes:
-            for name in (EXCHANGE, PROGRESS):
+            for name in (RESULTS, PROGRESS):
                 storage.delete_tree(storage.join(self.temporary, name))
         else:
             self._clear()
         self._write_mark()
 
-    def _leave(self, keeps: Keeps) -> None:
-        super()._leave(keeps)
+    def _clean_up(self, keeps: Keeps) -> None:
+        super()._clean_up(keeps)
         if storage.list_names(self.root) <= {TEMPORARY_NAME}:
             self._lease.close()
             if not storage.list_files(self.root):
@@ -122,9 +122,9 @@ class StoredOutput(BuildOutput):
         """Stop this machine's workers by a message in the folder `notes`, because OUT/_tmp now belongs to another
         build."""
         if self.notes:
-            exchange = storage.join(self.notes, EXCHANGE)
+            results_folder = storage.join(self.notes, RESULTS)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"
-            leave_failure(exchange, message=message, details="", is_users=True)
+            leave_failure(results_folder, message=message, details="", is_users=True)
 
     def _clear(self) -> None:
         for name in OURS:

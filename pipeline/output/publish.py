@@ -165,7 +165,7 @@ def _list_losses(read: ReadTally, *, config: PipelineConfig, is_known: bool) -> 
     """
     found = []
     for index, source in enumerate(config.sources):
-        name, characters = f"sources.{index} ({source.called})", read.characters[index]
+        name, characters = f"sources.{index} ({source.display_name})", read.characters[index]
         unknown, longer = read.unknown_characters[index], read.long_words[index]
         if unknown > MOST_UNKNOWN * characters and (longer or not is_known):
             words = f", with {count_of(longer, 'word')} longer than {longest_word(config):,} characters" * (longer > 0)
@@ -319,7 +319,7 @@ def summarize_sources(
     """
     summary = []
     for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):
-        own = [index for index, source in enumerate(config.sources) if source.called == name]
+        own = [index for index, source in enumerate(config.sources) if source.display_name == name]
         summary.append(
             {
                 "name": name,

@@ -38,7 +38,10 @@ def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Sh
 
 def list_languages(config: PipelineConfig) -> list[str]:
     """Return the language of each name in config.source_names (the distinct names of the sources), in this order."""
-    return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
+    return [
+        next(source.language for source in config.sources if source.display_name == name)
+        for name in config.source_names
+    ]
 
 
 def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:

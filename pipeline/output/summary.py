@@ -231,7 +231,7 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
     of the source's pages, documents and sentences were left out for each reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
-        own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
+        own = [index for index, source in enumerate(config.sources) if source.display_name == facts["name"]]
         sources.append({**facts, "drops": _count_drops(reads, own)})
     return sources
 

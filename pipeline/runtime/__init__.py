@@ -2,8 +2,8 @@
 
 from pipeline.runtime.command import read_config, read_price
 from pipeline.runtime.context import (
-    EXCHANGE,
     PROGRESS,
+    RESULTS,
     SHARDS,
     SPILLS,
     BuildContext,

@@ -13,7 +13,7 @@ from pipeline.config import PipelineConfig
 from pipeline.runtime.ledger import Ledger
 from pipeline.shuffle import Buckets
 
-SPILLS, SHARDS, PROGRESS, EXCHANGE = "spills", "data", "progress", "exchange"
+SPILLS, SHARDS, PROGRESS, RESULTS = "spills", "data", "progress", "results"
 """Names of folders under OUT/_tmp (OUT is the output): for spill files, for finished shards, for counts of running
 work, and for failures and results."""
 _TEMPORARY = "temporary"
@@ -64,9 +64,9 @@ class BuildContext:
         return storage.join(self.notes or self.work, PROGRESS)
 
     @property
-    def exchange(self) -> str:
+    def results_folder(self) -> str:
         """The folder in which workers leave failures and results for the main process."""
-        return storage.join(self.notes or self.work, EXCHANGE)
+        return storage.join(self.notes or self.work, RESULTS)
 
 
 def temporary_below(notes: str) -> str:
@@ -88,7 +88,7 @@ def local_notes(work: str, *, shared: bool) -> Iterator[str]:
         yield ""
         return
     with tempfile.TemporaryDirectory(prefix="cloze-notes-") as folder:
-        for name in (PROGRESS, EXCHANGE, _TEMPORARY):
+        for name in (PROGRESS, RESULTS, _TEMPORARY):
             (Path(folder) / name).mkdir()
         yield folder
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from pipeline import storage
 from pipeline.dataset import canonical_json, file_sha256
+from pipeline.json_text import parse_json
 
 Kind: TypeAlias = Literal["split", "shard"]
 
@@ -65,7 +66,7 @@ class Ledger:
         elif head is not None:
             fault = self._find_fault(head["files"])
         if fault is None:
-            return json.loads(content)
+            return parse_json(content)
         note = storage.join(self._folder, f"{_DAMAGED}{uuid.uuid4().hex[:16]}.txt")
         storage.write_bytes(note, fault.encode("utf-8"), make_folders=False)
         self._remove(path, files=head["files"] if head is not None else ())
@@ -187,9 +188,9 @@ def _parse_head(line: str) -> dict[str, Any] | None:
     outside the build's folder is invalid too, since such files must not be removed.
     """
     try:
-        head = json.loads(line)
+        head = parse_json(line)
         whole = set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values())
-        inside = whole and not any(os.path.isabs(name) or ".." in Path(name).parts for name in head["files"])
+        inside = whole and all(map(storage.stays_inside, head["files"]))
     except (ValueError, TypeError, AttributeError):
         return None
     return dict(head) if inside else None

@@ -8,6 +8,7 @@ from pipeline.shuffle.buckets import (
     Buckets,
     ShardPlan,
     choose_buckets,
+    halves_of,
     membership,
     plan_shards,
 )

@@ -65,7 +65,7 @@ class Buckets:
     def buckets_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the number of the bucket of each document (int64[n]), for documents that are no parts of a book. `ids`
         (V16[n]) has the documents' ids, contiguous or not."""
-        halves = _halves(ids)
+        halves = halves_of(ids)
         found = (halves[:, 1] % np.uint64(self.train)).astype(np.int64)
         if self.validation:
             held = halves[:, 0] < np.uint64(math.ceil(self.validation_fraction * _HASH_RANGE))
@@ -77,7 +77,7 @@ class Buckets:
         training bucket, but for a part of a book they do not tell whether it is held out. So the first array has the
         training bucket of each document. If anything is held out, a second array has the validation bucket of each
         document. `ids` (V16[n]) has the documents' ids."""
-        last = _halves(ids)[:, 1]
+        last = halves_of(ids)[:, 1]
         found = [(last % np.uint64(self.train)).astype(np.int64)]
         if self.validation:
             found.append(self.train + (last % np.uint64(self.validation)).astype(np.int64))
@@ -119,8 +119,9 @@ class ShardPlan:
         return {buckets[0]: tuple(buckets) for buckets in found.values()}
 
 
-def _halves(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return the first and the last eight bytes of each id (V16[n]) as numbers, uint64[n, 2]."""
+def halves_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return the first and the last eight bytes of each id as numbers, uint64[n, 2]. The numbers sort like the ids.
+    `ids` is V16[n] or uint8[n, 16]."""
     return np.ascontiguousarray(ids).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
@@ -185,13 +186,14 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
     total = sum(count.tokens for count in counts)
     groups: list[list[BucketCount]] = []
     open_group: list[BucketCount] = []
+    tokens = documents = 0  # of open_group
     for count in counts:
         open_group.append(count)
-        tokens = sum(member.tokens for member in open_group)
-        documents = sum(member.documents for member in open_group)
+        tokens += count.tokens
+        documents += count.documents
         if documents >= MIN_DOCUMENTS and tokens * num_buckets >= MIN_SHARE_OF_MEAN * total:
             groups.append(open_group)
-            open_group = []
+            open_group, tokens, documents = [], 0, 0
     if not groups:
         return [open_group] if open_group else []
     groups[-1].extend(open_group)

@@ -26,6 +26,7 @@ import pyarrow as pa
 from pipeline import storage
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
+from pipeline.shuffle.buckets import halves_of
 from pipeline.shuffle.extents import BucketRange, Extent, SpillFile
 from pipeline.shuffle.tables import Table, read_each, read_table_row, write_table
 from pipeline.tokenizer import TokenizedDocument
@@ -87,7 +88,7 @@ class Index:
         """Return the positions of the distinct documents (int64[distinct]), ordered by id. Documents whose ids are
         marked as held out are left out. Of several documents with the same id, the document whose source has the lowest
         index is taken."""
-        words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
+        words = halves_of(self.ids)
         order = np.lexsort((self.sources, self.tokens > 0, words[:, 1], words[:, 0]))
         ordered = words[order]
         new = np.ones(order.size, np.bool_)

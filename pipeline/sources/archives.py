@@ -21,7 +21,8 @@ from typing import IO, NamedTuple
 
 from pipeline import storage
 from pipeline.documents import Split
-from pipeline.sources.bytestreams import MOST_EXPANSION, PIECE_BYTES, compression_of, read_pieces
+from pipeline.parquet_bounds import MOST_EXPANSION
+from pipeline.sources.bytestreams import PIECE_BYTES, compression_of, read_pieces
 
 MOST_MEMBER_BYTES = 256 << 20
 SPLIT_TEXT_BYTES = 16 << 20

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from pipeline.cleaning import has_words
 from pipeline.documents import Document, Drop
 
+MOST_CHARACTERS = 256 << 20
+"""Length of the longest document, in characters."""
+
 
 def assemble(name: str, sentences: Iterable[str], *, group: bytes = b"") -> Iterator[Document | Drop]:
     """Yield a Drop (a counted omission) for each sentence without a letter or digit, and then a Document named `name`

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from pipeline import storage
+from pipeline.parquet_bounds import refuse_expansion
 
 PIECE_BYTES = 1 << 18
 _READ_AHEAD_BYTES = 4 << 20  # requested from a store at a time, because a request takes 30 ms
-# Data that expand by more than this factor cannot be text. Real dumps and books stay below 20 (prose in bz2, xz: 4-8).
-MOST_EXPANSION = 1_000
-_EXPANSION_FREE_BYTES = 64 << 20
 _XZ_MEMORY = 512 << 20  # bytes; xz -9 needs 65 MB, but a file's header can demand 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
@@ -157,17 +155,6 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
         raise ValueError(
             f"{name}: the file ends at byte {offset + taken}, inside the {compression} stream that starts at byte "
             f"{stream_start}: it is truncated; remove it and fetch it again"
-        )
-
-
-def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
-    """Raise ValueError if compressed data expand more than text can (a decompression bomb). This is so if `given`, the
-    decompressed size in bytes, is more than 64 MiB and more than MOST_EXPANSION times `taken`, the compressed size. For
-    messages, `name` is the file, and `offset` is the byte of the file at which the compressed data end."""
-    if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
-        raise ValueError(
-            f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "
-            f"times as much; this cannot be text, remove the file"
         )
 
 

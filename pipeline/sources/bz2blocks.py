@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from pipeline import storage
-from pipeline.sources.bytestreams import refuse_expansion
+from pipeline.parquet_bounds import refuse_expansion
 
 _BLOCK = 0x314159265359
 _END = 0x177245385090

@@ -51,6 +51,11 @@ class SiteInfo:
     """True if the file has only bare <page> elements, without head or root."""
 
 
+MOST_LEVELS = 100
+"""The greatest number of elements around a place in a dump. MediaWiki's export has 6."""
+MOST_MARKUP_BYTES = 4 << 20
+"""The greatest length of a tag, comment or processing instruction in a dump. expat keeps all of it in memory, and older
+versions of expat read it again with every piece."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat recognizes UTF-16 by these byte order marks
 _OF_EXPAT = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 _BYTES = bytes(range(256))
@@ -84,6 +89,7 @@ class DumpReader:
         self._role = ""
         self._content_revision = _Revision()
         self._namespace_key = ""
+        self._num_bytes = 0
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.buffer_size = 1 << 18
@@ -144,8 +150,15 @@ class DumpReader:
         yield head
 
     def _parse(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
         try:
             self._parser.Parse(piece, False)
+            held = self._num_bytes - max(0, self._parser.CurrentByteIndex)
+            if held > MOST_MARKUP_BYTES:
+                raise ValueError(
+                    f"{self._name}: a tag, comment or processing instruction of more than {MOST_MARKUP_BYTES} bytes at "
+                    f"byte {self._num_bytes - held} of the XML; no MediaWiki dump has one, remove the file"
+                )
         except expat.ExpatError as error:
             if error.code == expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]:
                 raise ValueError(
@@ -154,14 +167,14 @@ class DumpReader:
                 ) from error
             raise ValueError(
                 f"{self._name}: not well-formed at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
-                f"column {error.offset}; page {self._page.title!r}): {expat.ErrorString(error.code)}; remove it "
+                f"column {error.offset}; page {self._page.title[:200]!r}): {expat.ErrorString(error.code)}; remove it "
                 f"and fetch it again"
             ) from error
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
         """Raise ValueError for an encoding that expat cannot read. Expat can read its built-in encodings (_OF_EXPAT),
         and those of Python's encodings that have one byte per character."""
-        with suppress(LookupError):
+        with suppress(LookupError, UnicodeError):
             if (
                 encoding is None
                 or encoding.upper() in _OF_EXPAT
@@ -169,19 +182,24 @@ class DumpReader:
             ):
                 return
         raise ValueError(
-            f"{self._name}: its XML declaration names the encoding {encoding}, which is not supported; convert the "
-            f"file to UTF-8 and correct the declaration"
+            f"{self._name}: its XML declaration names the encoding {str(encoding)[:80]}, which is not supported; "
+            f"convert the file to UTF-8 and correct the declaration"
         )
 
     def _doctype(self, name: str, *_: object) -> None:
         raise ValueError(
-            f"{self._name}: has a document type declaration (<!DOCTYPE {name}>), which no MediaWiki dump has and "
+            f"{self._name}: has a document type declaration (<!DOCTYPE {name[:80]}>), which no MediaWiki dump has and "
             f"which allows entities to expand without limit; remove it"
         )
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         depth = len(self._path)
         self._path.append(tag)
+        if depth == MOST_LEVELS:
+            raise ValueError(
+                f"{self._name}: more than {MOST_LEVELS} elements in each other at byte {self._parser.CurrentByteIndex} "
+                "of the XML; no MediaWiki dump has as many, remove the file"
+            )
         if depth == 0:
             if tag != "mediawiki":
                 raise ValueError(

@@ -6,8 +6,10 @@ The text that Project Gutenberg added (header, licence, small print) is left out
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
+from operator import attrgetter
 from typing import NamedTuple
 
 from pipeline.cleaning import normalize_text
@@ -214,10 +216,10 @@ def _split_stretch(lines: list[str], *, stretch: _Stretch) -> list[list[str]]:
     start, stop = stretch.first, stretch.closing.line
     books = []
     for line in stretch.letterheads:
-        rest = lines[line + 1 : stop]
-        names_file = stretch.closing.kind == "file_name" and len(rest) <= _LONGEST_LETTERHEAD
-        speaks = stretch.closing.kind not in ("end", "last") and any(map(_OF_GUTENBERG.search, rest))
-        if names_file or (speaks and len(rest) <= _LONGEST_HEADER):
+        size = stop - line - 1
+        names_file = stretch.closing.kind == "file_name" and size <= _LONGEST_LETTERHEAD
+        may_speak = stretch.closing.kind not in ("end", "last") and size <= _LONGEST_HEADER
+        if names_file or (may_speak and any(map(_OF_GUTENBERG.search, lines[line + 1 : stop]))):
             stop = line
             break
         if _count_lines(lines[start:line]) >= _FEWEST_BEFORE_LETTERHEAD:
@@ -258,7 +260,7 @@ def _find_unmarked(lines: list[str]) -> list[list[str]]:
     for before, after in pairwise(bounds):
         part = lines[before + 1 : after]
         if before >= 0:
-            part = _cut_header_fields(_after_paragraph(part, 0))
+            part = _cut_header_fields(part[_end_of_paragraph(part, 0) :])
         if after < len(lines):
             part = part[: next((number for number in range(len(part), 0, -1) if not part[number - 1]), 0)]
         fewest = _FEWEST_LINES if before < 0 or after == len(lines) else 4 * _FEWEST_LINES
@@ -291,14 +293,20 @@ def _cut_early_text(lines: list[str], start: int, stop: int, *, marks: list[_Mar
     mention Project Gutenberg, or it begins small print whose end is marked too. If nothing but a header stands before
     the licence, the text after the licence is returned.
     """
-    own = [mark for mark in marks if start <= mark.line < stop and mark.kind != "letterhead"]
-    licence_end = next((mark.line for mark in own if mark.kind == "licence_end"), None)
-    if licence_end is not None and not _count_lines(_cut_letterhead(lines[start : own[0].line])):
-        return _cut_early_text(lines, licence_end + 1, stop, marks=marks)
+    first, last = (bisect_left(marks, line, key=attrgetter("line")) for line in (start, stop))
+    own = [mark for mark in marks[first:last] if mark.kind != "letterhead"]
+    begin = 0  # the first of the marks after `start`
+    for number, mark in enumerate(own):
+        if mark.kind == "licence_end":
+            if _count_lines(_cut_letterhead(lines[start : own[begin].line])):
+                break
+            start, begin = mark.line + 1, number + 1
+    own = own[begin:]
+    mentions = (line for line in range(stop - 1, start - 1, -1) if _OF_GUTENBERG.search(lines[line]))
+    third_last = next(islice(mentions, 2, None), -1) if own else -1
     for mark, following in zip_longest(own, own[1:]):
-        rest = lines[mark.line + 1 : stop]
         is_print = mark.kind == "print" and following is not None and following.kind == "print_end"
-        if is_print or 5 * len(rest) <= stop - start or sum(map(bool, map(_OF_GUTENBERG.search, rest))) >= 3:
+        if is_print or 5 * (stop - mark.line - 1) <= stop - start or third_last > mark.line:
             stop = mark.line
             break
     return _cut_letterhead(lines[start:stop])
@@ -323,7 +331,7 @@ def _cut_credits(lines: list[str]) -> list[str]:
         if first is None or not (_CREDITS.match(kept[first].strip()) or _LETTERHEAD.match(kept[first])):
             break
         has_letterhead = has_letterhead or _LETTERHEAD.match(kept[first]) is not None
-        kept = _after_paragraph(kept, first)
+        kept = kept[_end_of_paragraph(kept, first) :]
         if has_letterhead:
             kept = _cut_header_fields(kept)
     return kept
@@ -332,17 +340,18 @@ def _cut_credits(lines: list[str]) -> list[str]:
 def _cut_header_fields(lines: list[str]) -> list[str]:
     """Cut off the paragraphs at the beginning that mention Project Gutenberg, or give the title, the author, the date
     and the like. Return the lines that are left."""
-    while (first := next((index for index, line in enumerate(lines) if line), None)) is not None:
-        rest = _after_paragraph(lines, first)
-        paragraph = lines[first : len(lines) - len(rest)]
-        if not _HEADER_FIELD.match(lines[first]) and not any(map(_OF_GUTENBERG.search, paragraph)):
+    start = 0
+    while (first := next((index for index in range(start, len(lines)) if lines[index]), None)) is not None:
+        end = _end_of_paragraph(lines, first)
+        if not _HEADER_FIELD.match(lines[first]) and not any(map(_OF_GUTENBERG.search, lines[first:end])):
             break
-        lines = rest
-    return lines
+        start = end
+    return lines[start:]
 
 
-def _after_paragraph(lines: list[str], first: int) -> list[str]:
-    return lines[next((index for index in range(first, len(lines)) if not lines[index].strip()), len(lines)) :]
+def _end_of_paragraph(lines: list[str], first: int) -> int:
+    """Return the index of the first blank line from index `first` on, or the number of lines if there is none."""
+    return next((index for index in range(first, len(lines)) if not lines[index].strip()), len(lines))
 
 
 def _clean_paragraph(text: str) -> str:

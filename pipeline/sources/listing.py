@@ -87,11 +87,11 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
     have such files. The message ends with the hint that download.bring gives for the source. Sources in the folders
     listed in `but` are not checked."""
     for index, source in enumerate(config.sources):
-        hint = config.download.bring.get(source.called)
+        hint = config.download.bring.get(source.display_name)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
             continue
         try:
-            list_files(source, label=f"sources.{index} ({source.called})")
+            list_files(source, label=f"sources.{index} ({source.display_name})")
         except (ValueError, storage.AbsentError) as error:
             raise ValueError(f"{error}. {hint}") from error
 

@@ -11,7 +11,9 @@ import html
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,7 @@ def read_texts(path: str) -> Iterator[str]:
 
 def _read_file(path: str) -> Iterator[str]:
     if is_archive(path):
-        for split in split_archive(path, source=0):
-            for member in read_members(split, suffixes=("",)):
-                if member.data is not None:
-                    yield from _read_data(member.data, name=member.name)
+        yield from _read_archive(path)
         return
     stem = Path(path)
     stem = stem.with_suffix("") if stem.suffix.lower() in COMPRESSED else stem
@@ -65,6 +64,19 @@ def _read_file(path: str) -> Iterator[str]:
     if data is None:
         raise ValueError(f"{path}: more than {MOST_MEMBER_BYTES} bytes; divide it into smaller files")
     yield from _read_data(data, name=str(stem))
+
+
+def _read_archive(path: str) -> Iterator[str]:
+    """Yield the texts of an archive. Raises ValueError for a member that cannot be read. Links and devices have no text
+    of their own."""
+    for split in split_archive(path, source=0):
+        if split.part:
+            continue  # the first share of a file reads all of the file
+        for member in read_members(replace(split, parts=1), suffixes=("",)):
+            if member.data is not None:
+                yield from _read_data(member.data, name=member.name)
+            elif member.reason != "not_a_text_file":
+                raise ValueError(f"{path}: {member.name}: {member.detail}; unpack the archive, and divide or rename it")
 
 
 def _read_data(data: bytes, *, name: str) -> Iterator[str]:
@@ -119,15 +131,17 @@ def _read_json(text: str, *, name: str) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from (key for key in value if isinstance(key, str) and " " in key)  # not the names of fields
-        for each in value.values():
-            yield from _strings(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _strings(each)
+    """Yield all strings in a value, in order, however deeply they are nested."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            yield from (key for key in each if isinstance(key, str) and " " in key)  # not the names of fields
+            waiting.extend(reversed(each.values()))
+        elif isinstance(each, list | tuple):
+            waiting.extend(reversed(each))
 
 
 def _read_parquet(path: str) -> Iterator[str]:
@@ -150,8 +164,8 @@ def _read_lines(lines: Sequence[str]) -> Iterator[str]:
         yield from _join_tokens([line.split("\t") for line in lines])
         return
     counts = [len(line.split()) for line in filled]
-    columns = max(counts, key=counts.count, default=0)
-    has_columns = 2 <= columns <= 10 and counts.count(columns) >= _MOST * len(counts) and len(counts) > 20
+    ((columns, usual),) = Counter(counts).most_common(1) or [(0, 0)]
+    has_columns = 2 <= columns <= 10 and usual >= _MOST * len(counts) and len(counts) > 20
     if has_columns and len(filled) < len(lines):
         yield from _join_tokens([line.split() for line in lines])
     elif len(filled) > 1:

@@ -12,14 +12,12 @@ from typing import IO
 
 import pyarrow as pa
 
+from pipeline.parquet_bounds import PageError, read_varint
+
 PIECE_BYTES = 1 << 20
 _SNAPPY_BLOCK, _MOST_SNAPPY_BYTES = 1 << 16, 8 << 20
 _STREAMED = {"GZIP": "gzip", "ZSTD": "zstd", "BROTLI": "brotli"}
 CODECS = {"UNCOMPRESSED", "SNAPPY", *_STREAMED}
-
-
-class PageError(ValueError):
-    """A page of a Parquet file is damaged, or does not follow the format."""
 
 
 class UnreadableFormatError(Exception):
@@ -108,25 +106,3 @@ def _expand_blocks(codec: pa.Codec, data: bytes, *, length: int) -> Iterator[byt
         yield codec.decompress(prefix + bytes([rest]) + data, length, asbytes=True)
     except pa.ArrowException as error:
         raise UnreadableFormatError from error  # the block needs an earlier block, or is damaged: pyarrow decides
-
-
-def take_byte(stream: IO[bytes] | io.RawIOBase) -> int:
-    """Return the next byte of a stream. Raises PageError at its end."""
-    data = stream.read(1)
-    if not data:
-        raise PageError("a page ends early")
-    return data[0]
-
-
-def read_varint(stream: IO[bytes] | io.RawIOBase) -> int:
-    """Return the next number of a stream. It is stored as a varint, with 7 bits in each byte and the lowest bits
-    first."""
-    value = shift = 0
-    while True:
-        byte = take_byte(stream)
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value
-        shift += 7
-        if shift > 63:
-            raise PageError("a number of more than 64 bits")

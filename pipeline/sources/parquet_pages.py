@@ -10,7 +10,6 @@ The format: https://parquet.apache.org/docs/file-format
 from __future__ import annotations
 
 import io
-import struct
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -20,19 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import storage
-from pipeline.sources.page_compression import (
-    CODECS,
-    PIECE_BYTES,
+from pipeline.parquet_bounds import (
+    DATA,
+    DATA_2,
+    DICTIONARY,
     PageError,
-    UnreadableFormatError,
-    expand,
+    PageSizes,
+    read_struct,
     read_varint,
+    start_of,
     take_byte,
 )
+from pipeline.sources.page_compression import CODECS, PIECE_BYTES, UnreadableFormatError, expand
 
-_MOST_HEADER_BYTES = 16 << 20
 _MOST_DICTIONARY_IN_MEMORY = 16 << 20
-_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 _PLAIN, _RLE, _DICTIONARY_INDEXES = 0, 3, (2, 8)
 _ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
@@ -55,34 +55,33 @@ def read_values(path: str, *, chunk: Any, nullable: bool) -> Iterator[bytes | No
     Raises PageError if the chunk is damaged or a page does not match its checksum. Raises UnreadableFormatError at a
     page that only pyarrow can read.
     """
-    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    start = min((offset for offset in offsets if offset), default=0)
     with storage.open_input(path) as file, storage.name_full_disk(tempfile.gettempdir()):
+        start = start_of(chunk)
         file.seek(start)
         stream = _Counted(file, chunk.total_compressed_size)
+        sizes = PageSizes(path, start=start, stored=chunk.total_compressed_size)
         try:
-            yield from _read_pages(stream, chunk=chunk, nullable=nullable)
+            yield from _read_pages(stream, sizes=sizes, chunk=chunk, nullable=nullable)
         except (KeyError, TypeError, OverflowError) as error:
             raise PageError("a page header lacks a field or has an impossible number") from error
 
 
-def _read_pages(stream: _Counted, *, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
+def _read_pages(stream: _Counted, *, sizes: PageSizes, chunk: Any, nullable: bool) -> Iterator[bytes | None]:
     left = chunk.num_values
     with _Dictionary() as dictionary:
         while left > 0:
-            header = _read_struct(stream)
+            header = read_struct(stream)
             kind, size, stored = header[1], header[2], header[3]
-            if min(size, stored) < 0:
-                raise PageError("a page has a negative size")
+            sizes.add(header)
             raw = _Counted(stream, stored, checksum=header.get(4))
-            if kind == _DICTIONARY:
+            if kind == DICTIONARY:
                 content = _Content(expand(raw, codec=chunk.compression, size=size), size)
                 dictionary.fill(_plain_values(content, header[7][2]))
-            elif kind in (_DATA, _DATA_2):
-                page = header[5 if kind == _DATA else 8]
+            elif kind in (DATA, DATA_2):
+                page = header[5 if kind == DATA else 8]
                 if page[1] > left:
                     raise PageError("a page has more values than its column chunk")
-                open_page = _open_page if kind == _DATA else _open_page_2
+                open_page = _open_page if kind == DATA else _open_page_2
                 present, encoding, content = open_page(raw, page, size=size, codec=chunk.compression, nullable=nullable)
                 yield from _page_values(content, encoding, present=present, dictionary=dictionary)
                 left -= page[1]
@@ -237,7 +236,7 @@ class _Counted(io.RawIOBase):
             raise PageError("a page does not have its checksum")
 
 
-# ---- levels, indexes and headers ----
+# ---- levels and indexes ----
 
 
 def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.NDArray[np.int64]:
@@ -255,7 +254,9 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
             packed = np.frombuffer(stream.read((run >> 1) * width), np.uint8)
             bits = np.unpackbits(packed, bitorder="little")
             numbers = bits[: bits.size - bits.size % max(1, width)].reshape(-1, max(1, width)).astype(np.int64)
-            part = numbers @ (1 << np.arange(max(1, width))) if width else np.zeros((run >> 1) * 8, np.int64)
+            part = (
+                numbers @ (1 << np.arange(width)) if width else np.zeros(min((run >> 1) * 8, count - found), np.int64)
+            )
         else:
             value = int.from_bytes(stream.read((width + 7) // 8), "little")
             part = np.full(min(run >> 1, count - found), value, np.int64)
@@ -264,41 +265,3 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
         parts.append(part)
         found += part.size
     return np.concatenate(parts)[:count]
-
-
-def _read_struct(stream: _Counted, *, depth: int = 0) -> dict[int, Any]:
-    """Return {field id: value} for the next struct of a stream in Thrift's compact protocol."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while byte := take_byte(stream):
-        kind = byte & 0x0F
-        number = number + (byte >> 4) if byte >> 4 else _signed(read_varint(stream))
-        fields[number] = kind == 1 if kind in (1, 2) else _read_field(stream, kind, depth=depth)
-    return fields
-
-
-def _read_field(stream: _Counted, kind: int, *, depth: int) -> Any:
-    if depth > 8:
-        raise PageError("a page header is nested too deeply")
-    if kind in (1, 2, 3):
-        return take_byte(stream)
-    if kind in (4, 5, 6):
-        return _signed(read_varint(stream))
-    if kind == 7:
-        return struct.unpack("<d", stream.take(8))[0]
-    if kind == 8:
-        size = read_varint(stream)
-        if size > _MOST_HEADER_BYTES:
-            raise PageError("a page header has a text of more than 16 MiB")
-        return stream.take(size)
-    if kind in (9, 10):
-        byte = take_byte(stream)
-        size = byte >> 4 if byte >> 4 < 15 else read_varint(stream)
-        return [_read_field(stream, byte & 0x0F, depth=depth + 1) for _ in range(min(size, _MOST_HEADER_BYTES))]
-    if kind == 12:
-        return _read_struct(stream, depth=depth + 1)
-    raise PageError(f"a page header has a field of unknown kind {kind}")
-
-
-def _signed(value: int) -> int:
-    return (value >> 1) ^ -(value & 1)

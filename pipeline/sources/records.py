@@ -6,10 +6,9 @@ document ends: at a new value in document_column, at a blank row, or after a num
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +17,15 @@ from pipeline import storage
 from pipeline.cleaning import normalize_line, split_sentences
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
+from pipeline.json_text import parse_json
+from pipeline.parquet_bounds import PageError, read_metadata, refuse_bomb, refuse_expansion, start_of
 from pipeline.sources import parquet_pages
-from pipeline.sources.assembly import assemble
+from pipeline.sources.assembly import MOST_CHARACTERS, assemble
 from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 
 _ROWS_AT_ONCE = 32
+_HEADERS_BYTES = 1 << 16  # requested from a store at a time, to read headers of pages
 _LARGE_BYTES = 32 << 20
 """A column chunk with more text is read by parquet_pages, because pyarrow would hold all of it several times."""
 _SPLIT_BYTES = 32 << 20
@@ -91,9 +93,10 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
     """Join neighbouring rows, each with one sentence, into documents. Yield the documents that belong to the split, and
-    a Drop (a counted omission) for each row or sentence that is left out."""
+    a Drop (a counted omission) for each row or sentence that is left out. Raises ValueError for a document of more than
+    MOST_CHARACTERS."""
     sentences: list[str] = []
-    place, num_rows, key = "", 0, object()
+    place, num_rows, characters, key = "", 0, 0, object()
     number = 0
     stretches = Stretches() if config.rows_per_document is not None else None
     for row in rows:
@@ -112,7 +115,7 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             group = b"" if stretches is None else stretches.end_document()
             if split.takes(number):
                 yield from assemble(place, sentences, group=group)
-            sentences, num_rows = [], 0
+            sentences, num_rows, characters = [], 0, 0
             number += 1
         place = place if sentences else row.place
         key = row_key
@@ -126,6 +129,12 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             continue
         num_rows += 1
         sentences.append(text)
+        characters += len(text)
+        if characters > MOST_CHARACTERS:
+            raise ValueError(
+                f"{split.path}: the document that begins at {place} does not end within {MOST_CHARACTERS} characters; "
+                "check document_column, put a blank row between documents, or set rows_per_document"
+            )
     if num_rows and split.takes(number):
         yield from assemble(place, sentences, group=b"" if stretches is None else stretches.end_document())
 
@@ -142,8 +151,8 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
         if not line.strip() or (config.row == "document" and not split.takes(turn)):
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also for a number of more than 4,300 digits
+            record = parse_json(line)
+        except ValueError as error:  # also for a number of more than 4,300 digits
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
@@ -175,7 +184,9 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
         with storage.name_errors(path, of_content=True):
             is_stored = storage.is_url(path)
             file = storage.open_native(path) if is_stored else path
-            return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=is_stored)
+            with storage.open_input(path) as stream:
+                metadata = read_metadata(stream)
+            return pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=is_stored)
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError) as error:
@@ -213,7 +224,7 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             f"{split.path}: column '{config.document_column}' has a value that Python cannot represent, near row "
             f"{number}: {error}; cast it to text, or set another document_column"
         ) from error
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, parquet_pages.PageError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, PageError) as error:
         raise ValueError(
             f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
         ) from error
@@ -229,14 +240,49 @@ def _values(
         if config.document_column is None:
             yield from ((text, None) for text in texts)
         else:
+            for leaf in _leaves(file, config.document_column):
+                _refuse_bomb(path, chunk=file.metadata.row_group(group).column(leaf))
             batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group], columns=[config.document_column])
             keys = (key for batch in batches for key in _list_keys(batch.column(0)))
             yield from zip(texts, keys, strict=True)
 
 
-def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
+def _leaves(file: pq.ParquetFile, column: str) -> list[int]:
+    """Return the indices of the column chunks that hold `column`; several if it has fields."""
     schema = file.metadata.schema
-    leaf = next(index for index in range(len(schema)) if schema.column(index).path == column)
+    paths = [schema.column(index).path for index in range(len(schema))]
+    return [index for index, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
+
+
+def _refuse_bomb(path: str, *, chunk: Any) -> None:
+    with storage.open_input(path, read_ahead=_HEADERS_BYTES) as file:
+        refuse_bomb(chunk, name=path, file=file)
+
+
+def _bounded(texts: Iterable[str | bytes | None], *, path: str, stored: int, end: int) -> Iterator[str | bytes | None]:
+    """Yield `texts`, the rows of a row group whose column takes `stored` bytes up to byte `end` of the file `path`.
+    Raises ValueError if these rows are more than text can be (see refuse_expansion): a dictionary holds a long text
+    once for any number of rows."""
+    given = 0
+    for text in texts:
+        given += 1 + len(text or "")
+        refuse_expansion(given, taken=stored, name=path, offset=end)
+        yield text
+
+
+def _texts(file: pq.ParquetFile, *, path: str, group: int, column: str) -> Iterator[str | bytes | None]:
+    (leaf,) = _leaves(file, column)
+    chunk = file.metadata.row_group(group).column(leaf)
+    _refuse_bomb(path, chunk=chunk)
+    texts = _unbounded_texts(file, path=path, group=group, column=column, leaf=leaf)
+    end = start_of(chunk) + chunk.total_compressed_size
+    return _bounded(texts, path=path, stored=chunk.total_compressed_size, end=end)
+
+
+def _unbounded_texts(
+    file: pq.ParquetFile, *, path: str, group: int, column: str, leaf: int
+) -> Iterator[str | bytes | None]:
+    schema = file.metadata.schema
     chunk = file.metadata.row_group(group).column(leaf)
     given = 0
     if chunk.total_uncompressed_size > _LARGE_BYTES and parquet_pages.can_read(chunk, schema.column(leaf)):

@@ -12,13 +12,10 @@ from pathlib import Path
 from pipeline.cleaning import normalize_line
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
-from pipeline.sources.assembly import assemble
+from pipeline.sources.assembly import MOST_CHARACTERS, assemble
 from pipeline.sources.decoding import AUTO
 from pipeline.sources.groups import Stretches
 from pipeline.sources.textlines import after_blank_line, next_line, read_lines, split_lines
-
-MOST_CHARACTERS = 256 << 20
-"""Length of the longest document, in characters."""
 
 
 def split_text(path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:

@@ -137,28 +137,34 @@ def _join(lines: list[str]) -> str:
     if "- " not in joined and "\u2014 " not in joined and (joined.isascii() or not _NO_SPACES.search(joined)):
         return joined
     has_hangul = _HANGUL.search(joined) is not None
+    mixes_tightly: bool | None = None  # not known yet
     joined = lines[0]
     for line in lines[1:]:
         tight = joined.endswith(("--", "\u2014")) or (_BROKEN_WORD.search(joined[-2:]) and line[:1].islower())
-        tight = tight or (not has_hangul and _is_unspaced(joined[-1:], line[:1], lines=lines))
+        if not tight and not has_hangul:
+            unspaced = _is_unspaced(joined[-1:], line[:1])
+            if unspaced is None:
+                mixes_tightly = _mixes_tightly(lines) if mixes_tightly is None else mixes_tightly
+                unspaced = mixes_tightly
+            tight = unspaced
         joined += line if tight else " " + line
     return joined
 
 
-def _is_unspaced(left: str, right: str, *, lines: list[str]) -> bool:
+def _is_unspaced(left: str, right: str) -> bool | None:
     """Return whether no space belongs between the characters `left` and `right`, which stand before and after a line
-    break.
-
-    If both are Chinese or Japanese, no space belongs between them. If only one of them is, the habit of the text
-    decides: the places within `lines` where such a character meets a Latin letter or digit are counted. If at least
-    half of the places have no space, no space belongs at the line break either.
-    """
+    break. If only one of them is Chinese or Japanese, return None, because the habit of the text decides (see
+    _mixes_tightly)."""
     if _UNSPACED.match(left) and _UNSPACED.match(right):
         return left not in _SPACED_AFTER
     wide = [_WIDE_CHARACTER.match(each) is not None for each in (left, right)]
     if all(wide) or not any(wide):
         return all(wide)
-    if left in _NEUTRAL or right in _NEUTRAL:
-        return True
+    return True if left in _NEUTRAL or right in _NEUTRAL else None
+
+
+def _mixes_tightly(lines: list[str]) -> bool:
+    """Return whether at least half of the places in `lines` where a Chinese or Japanese character meets a Latin letter
+    or digit have no space."""
     found = [bool(match["after"] or match["before"]) for line in lines for match in _MIXED.finditer(line)]
     return 2 * sum(found) <= len(found)

@@ -54,4 +54,4 @@ from pipeline.storage.files import (
     write_bytes,
 )
 from pipeline.storage.lease import LEASE_FOLDER, LeaseError, held, hold, refuse_if_alive
-from pipeline.storage.paths import expand_path, refuse_lost_path
+from pipeline.storage.paths import expand_path, refuse_lost_path, stays_inside

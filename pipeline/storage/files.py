@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from pipeline.parquet_bounds import read_metadata
 from pipeline.storage.clients import (
     AbsentError,
     StrPath,
@@ -33,6 +34,7 @@ from pipeline.storage.clients import (
     open_filesystem,
 )
 from pipeline.storage.durable import replace_file
+from pipeline.storage.paths import name_below
 
 READ_AHEAD_BYTES = 1 << 20
 """Fewest bytes that `open_input` requests from a store at a time, by default."""
@@ -110,13 +112,15 @@ def open_native(path: StrPath) -> Any:
 def open_parquet(path: StrPath) -> Iterator[Any]:
     """Yield a pq.ParquetFile that verifies page checksums. On a store, one request reads neighbouring columns."""
     if not is_url(path):
-        with pq.ParquetFile(local_path(path), page_checksum_verification=True) as file:
+        with open(local_path(path), "rb") as stream:
+            metadata = read_metadata(stream)
+        with pq.ParquetFile(local_path(path), metadata=metadata, page_checksum_verification=True) as file:
             yield file
         return
     with (
         name_errors(path, of_content=True),
-        open_native(path) as native,
-        pq.ParquetFile(native, page_checksum_verification=True, pre_buffer=True) as file,
+        open_native(path) as raw,
+        pq.ParquetFile(raw, metadata=read_metadata(raw), page_checksum_verification=True, pre_buffer=True) as file,
     ):
         yield file
 
@@ -202,8 +206,8 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
     """Return the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
-    On a store, one request returns up to 1,000 names. Raises StorageError if the store's bucket is missing or access is
-    denied.
+    On a store, one request returns up to 1,000 names. Raises StorageError if the store's bucket is missing, if access
+    is denied, or if a name leads out of the folder.
     """
     if not is_url(folder):
         return _list_local(local_path(folder), below=below)
@@ -215,7 +219,9 @@ def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
         if not found and system.get_file_info(place.partition("/")[0]).type == fs.FileType.NotFound:
             raise FileNotFoundError(place)
     files = [info for info in found if info.type == fs.FileType.File]
-    names = [StoredFile(info.path[len(place) + 1 :], info.size, info.mtime_ns / 1e9) for info in files]
+    names = [
+        StoredFile(name_below(folder, info.path[len(place) + 1 :]), info.size, info.mtime_ns / 1e9) for info in files
+    ]
     return sorted(names, key=lambda file: file.name)
 
 
@@ -227,7 +233,7 @@ def list_names(folder: StrPath) -> set[str]:
     below = system.type_name == "gcs"  # gcs does not list folders that exist only as prefixes of files
     with name_errors(folder):
         found = system.get_file_info(fs.FileSelector(place, recursive=below, allow_not_found=True))
-    return {info.path[len(place) + 1 :].partition("/")[0] for info in found}
+    return {name_below(folder, info.path[len(place) + 1 :]).partition("/")[0] for info in found}
 
 
 def read_range(path: StrPath, *, offset: int, length: int) -> bytes:

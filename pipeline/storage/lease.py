@@ -31,14 +31,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline.errors import PassingError
-from pipeline.processes import Process
 from pipeline.processes import identify as identify_process
 from pipeline.signals import StopRequest
 from pipeline.storage import files
+from pipeline.storage.claims import Claim, Holder, read_claim
 from pipeline.storage.clients import StrPath
 from pipeline.storage.durable import make_durable_folder, naming
 from pipeline.storage.files import Location, locate
@@ -51,45 +51,12 @@ CONTEST_S = 0.2
 CLAIM_BYTES = 1024
 """Size of every claim file. Because it is fixed, a reader during a rewrite gets the old or the new claim, never a
 truncated one."""
+_MOST_CLAIM_BYTES = 1 << 16  # a claim has 300
 _LOCK = ".lock"
 
 
 class LeaseError(PassingError):
     """Another command uses the output, or has taken over the lease on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder(Process):
-    """A process that has the lease, or wants it. `token` is a random text. It is a part of the name of the process's
-    claim (the file with which it asks for the lease)."""
-
-    token: str
-    since: str
-    """Time at which the process asked for the lease, for messages."""
-    timeout_s: int
-    """Seconds without a heartbeat after which other commands may take over."""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The content of a file in FOLDER/lease. By writing such a file, a command claims the lease (the right to write to
-    an output)."""
-
-    number: int
-    """One more than the greatest number that the command saw in other claims."""
-    beat: int
-    """Number of heartbeats so far (in a folder: the time of the last heartbeat). A change is a sign of life."""
-    holds: bool
-    """True if the command has or had the lease, False if it is a candidate."""
-    holder: Holder
-
-    @property
-    def name(self) -> str:
-        """The name of the claim's file."""
-        return f"{self.number:08d}-{self.holder.token}.json"
 
 
 @contextmanager
@@ -119,7 +86,9 @@ def hold(
             try:
                 if beat_once(folder, token=holder.token):
                     continue
-                say(f"{name}: another command took over the lease; this one stops")
+                gone = "the folder was deleted or moved"
+                why = gone if _is_gone(folder) else "another command took over the lease"
+                say(f"{name}: {why}; this one stops")
                 if stop is not None:
                     stop.signal_number = stop.signal_number or signal.SIGTERM
                 note_loss()
@@ -154,7 +123,7 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
         claims = _look(folder)
         if not any(claim.holder.token == token and claim.holds for claim in _reigning(claims)):
             others = [claim for claim in claims if claim.holder.token != token]
-            whose = f"is held by {others[-1].holder}" if others else "was given up"
+            whose = f"is held by {others[-1].holder}" if others else "was given up, or the folder was deleted or moved"
             raise LeaseError(
                 f"{name}: this command lost its lease while it was frozen or disconnected; it {whose}; wait "
                 "until no other command works there, then run this one again"
@@ -201,6 +170,11 @@ def take(
             return mine
         if living:
             silent |= _watch(folder, living, silent=silent, say=say, stop=stop, name=name, clock=clock, sleep=sleep)
+
+
+def _is_gone(folder: Location) -> bool:
+    """Whether a local folder, whose lease this process took, was deleted or moved since."""
+    return isinstance(folder, Path) and not (folder / LEASE_FOLDER).exists()
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:
@@ -335,18 +309,11 @@ def _look(folder: Location) -> list[Claim]:
     """Return all claims in a folder (files of commands that have the lease or want it), sorted by number."""
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
+        if file.size > _MOST_CLAIM_BYTES:
+            continue
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # was withdrawn just now, or is no claim
-            claims.append(_read(locate(folder, LEASE_FOLDER, file.name)))
+            claims.append(read_claim(locate(folder, LEASE_FOLDER, file.name)))
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
-
-
-def _read(path: Location) -> Claim:
-    if isinstance(path, Path):
-        with open(path, "rb") as stream:  # opening refreshes the cache of a network file system
-            tree = {**json.load(stream), "beat": os.fstat(stream.fileno()).st_mtime_ns}
-    else:
-        tree = json.loads(files.read_bytes(path))
-    return Claim(**{**tree, "holder": Holder(**tree["holder"])})
 
 
 def _write(folder: Location, claim: Claim) -> None:

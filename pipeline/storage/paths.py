@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import PurePosixPath
 
 from pipeline.settings import ConfigError
-from pipeline.storage.clients import check_url, is_url, local_path
+from pipeline.storage.clients import StorageError, StrPath, check_url, is_url, local_path
 
 
 def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
@@ -29,6 +30,24 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
     if value.lower().startswith("file://"):
         return str(local_path(value))
     return os.path.expanduser(value)
+
+
+def stays_inside(name: str) -> bool:
+    """Return whether `name`, which comes from outside, is the relative path of something below a folder: not empty, not
+    absolute, without `..`, backslash and NUL. A key on an object store may be any text."""
+    pure = PurePosixPath(name)
+    return bool(pure.parts) and not (pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name)
+
+
+def name_below(folder: StrPath, name: str) -> str:
+    """Return `name`, which a store listed below `folder`. Raises StorageError if it leads out of `folder`: callers join
+    it to other folders."""
+    if name and not stays_inside(name):
+        raise StorageError(
+            f"{os.fspath(folder)}: holds an object whose name {name!r} leads out of the folder; find out who wrote it, "
+            "and remove it"
+        )
+    return name
 
 
 def refuse_lost_path(value: str, *, key: str) -> None:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from pipeline import storage
 from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.dataset import parse_tokenizer
 
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECE_PREFIX = "##"
@@ -206,14 +207,10 @@ def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json, with the file's truncation and padding switched off. Raises ValueError
-    if the file is missing or invalid."""
+    if the file is missing or invalid, or if it may take exponential time (see parse_tokenizer)."""
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such tokenizer file; give a vocab.txt or tokenizer.json, or train one")
-    data = storage.read_bytes(path)
-    try:
-        backend = Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library can read: {error}") from error
+    backend: Tokenizer = parse_tokenizer(storage.read_bytes(path), origin=str(path))
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pipeline.dataset import MAX_UINT16_VOCABULARY
+from pipeline.dataset import MAX_UINT16_VOCABULARY, name_panics
 from pipeline.documents import Document, TextLoss
 from pipeline.tokenizer.chunks import ChunkTable, Ids
 from pipeline.tokenizer.dictionary import Dictionary
@@ -79,6 +79,7 @@ class WordTokenizer:
         """Wrap a Tokenizer of the `tokenizers` library. Raises ValueError if the ids have gaps, if a special token is
         missing, if there are no ordinary tokens, or if text outside the vocabulary cannot be tokenized. The message
         names `origin`, the tokenizer's file."""
+        self._origin = origin
         self.backend = backend
         """The library's tokenizer, which is saved beside the data."""
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
@@ -167,7 +168,8 @@ class WordTokenizer:
         if self._lowers_i and language in DOTTED_I_LANGUAGES:
             sentences = tuple(sentence.translate(DOTTED_I) for sentence in sentences)
         loss = TextLoss()
-        ids, word_starts, lengths = self._tables[words_of].tokenize(sentences, loss=loss)
+        with name_panics(self._origin):
+            ids, word_starts, lengths = self._tables[words_of].tokenize(sentences, loss=loss)
         return TokenizedDocument(document.id, ids, word_starts, lengths), loss
 
     def _new_table(self, words: Dictionary | None = None) -> ChunkTable:
@@ -189,7 +191,8 @@ def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
     """Raise ValueError naming `origin` (the tokenizer's file) if the tokenizer fails on text outside its vocabulary, as
     WordLevel and Unigram models without [UNK] do."""
     try:
-        backend.encode(RARE_LETTERS, add_special_tokens=False)
+        with name_panics(origin):
+            backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(
             f"{origin}: text outside the vocabulary cannot be tokenized: {error}; set the model's unk_token to a token "

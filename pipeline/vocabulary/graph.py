@@ -52,7 +52,7 @@ class WordContext:
     """A folder for progress counts and failures. If empty, they go to `folder`."""
 
     @property
-    def exchange(self) -> str:
+    def results_folder(self) -> str:
         """The folder to which workers write how far they are and what failed."""
         return self.notes or self.folder
 
@@ -101,7 +101,7 @@ class CountSplits(_Step):
     sorted counts) for each part that has words."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[list[Run]]:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             yield count_splits(splits, context=self.context)
 
 
@@ -113,7 +113,7 @@ class MergeRuns(_Step):
     """
 
     def process(self, part: int, runs: list[list[Run]]) -> Iterator[list[str]]:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             own = [run for each in runs for run in each if run.part == part]
             if own:
                 yield [write_most_common(own, folder=self.context.folder, limit=self.context.limit)]
@@ -125,7 +125,7 @@ class LeaveWords(_Step):
     file."""
 
     def process(self, paths: list[str]) -> None:
-        with report_failure(self.context.exchange):
+        with report_failure(self.context.results_folder):
             joined = join_most_common(paths, folder=self.context.folder, limit=self.context.limit)
             storage.write_bytes(storage.join(self.context.folder, WORDS_NAME), storage.read_bytes(joined))
 
@@ -141,7 +141,7 @@ def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
     lowers_i = settings.lowercase and not has_dotted_i(context.config)
     name = Path(splits[0].path).name[:40]
     with (
-        WorkReport(context.exchange, stage="read") as report,
+        WorkReport(context.results_folder, stage="read") as report,
         WordCounter(
             normalizer=normalizer,
             splitter=splitter,

@@ -136,6 +136,7 @@ def _describe(index: int, *, config: PipelineConfig, script: str, share: float) 
             remedy += f", and name another vocabulary.path (or remove {path}), because {path} was trained without them"
     letters = _NAMED.get(script, "vowel signs, tones and others")
     return (
-        f"sources.{index} ({source.called}): the vocabulary's normalisation removes {100 * share:.0f}% of the marks of "
-        f"the {script.title()} script, where they are letters ({letters}), so that different words become one; {remedy}"
+        f"sources.{index} ({source.display_name}): the vocabulary's normalisation removes {100 * share:.0f}% of the "
+        f"marks of the {script.title()} script, where they are letters ({letters}), so that different words become "
+        f"one; {remedy}"
     )

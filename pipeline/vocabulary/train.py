@@ -182,10 +182,10 @@ def count_sources(
     with local_notes(folder, shared=cluster is not None or names_runner(beam_options)) as notes:
         context = WordContext(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
         num_bytes = sum(split.num_bytes for split in splits)
-        with ProgressPrinter(context.exchange, num_splits=len(groups), num_bytes=num_bytes):
+        with ProgressPrinter(context.results_folder, num_splits=len(groups), num_bytes=num_bytes):
             local.run_on_engine(
                 partial(build_word_graph, groups=groups, context=context),
-                exchange=context.exchange,
+                results_folder=context.results_folder,
                 temporary=temporary_below(notes),
                 workers=workers,
                 beam_options=beam_options,

@@ -25,7 +25,7 @@ class Block(NamedTuple):
 _MARKS = "\ufdd0\ufdd4-\ufdef"  # of tags.py, without | and = and line breaks
 _HEADING = re.compile(rf"(={{1,6}})(.+?)(={{1,6}})[\s{_MARKS}]*")
 # A heading directly followed by text: somebody has lost the line break.
-_HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
+_HEADING_AND_TEXT = re.compile(r"(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])(?![^\n]*=\s*?(?:\n|\Z))")
 # The same inside a line, in a page without any line break.
 _INNER_HEADING = re.compile(r"(?<=[^\s=])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)(?=[^\s=])")
 _SHORTEST_WITHOUT_BREAKS = 2_000
@@ -40,6 +40,11 @@ _ITEM = re.compile(rf"([*#:;]+(?:[ \t]+[*#]++(?=[ \t]))?|[{_BULLETS}])[ \t]*")
 _FIRST_OF_OTHERS = f"*#:;=- \t{_BULLETS}"  # first characters of lines that are no paragraph
 _DEFINITION = re.compile(r"\s:\s*")  # between a term and its definition on the same line
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__([ \t]*)")
+# Parts of the magic words that are all ASCII. In a sentence, other words are text, such as __FILE__.
+_KNOWN_MAGIC = re.compile(
+    "NO(?:CC|TC|GLOBAL)|.*(?:TOC|TDC|INDE|INDICE|INHALT|INHOUD|SOMMAIRE|SUMARIO|GALER|GALLERY|HIDDENCAT|SECTION"
+    "|ABSCHNITT|DISAMBIG|REDIRECT|CATEGORY|TALK|CONVERT)"
+)
 
 _ANY_ROW = re.compile(r"\n[ \t:]*(?:[|!]|\{\|)")
 _TABLE_LINE = re.compile(r"[ \t:]*(?:\{\||\|\}|\|-+(?:\s|\Z|[a-z]+\s*=)|\|\+(?!\d))")
@@ -156,7 +161,11 @@ def _join_formulas(lines: Sequence[str]) -> list[str]:
 def _remove_magic_word(found: re.Match[str]) -> str:
     if found.group(1) != found.group(1).upper():
         return found.group()
-    starts_line = found.string[found.start() - 1] == "\n"
+    text = found.string
+    starts_line = text[found.start() - 1] == "\n"
+    is_alone = starts_line and text[found.end() : found.end() + 1] in ("", "\n", "_")
+    if not is_alone and found.group(1).isascii() and not _KNOWN_MAGIC.match(found.group(1)):
+        return found.group()
     return found.group(2) if not starts_line else ""
 
 

@@ -56,6 +56,15 @@ def named_text(arguments: Arguments) -> str | None:
     return next((found for name in _TEXT_NAMES if (found := arguments.named.get(name))), "")
 
 
+def reason_or_text(arguments: Arguments) -> str | None:
+    """Render a template such as {{clarify|reason|date=...}} in a wiki where its argument is a reason by the template's
+    documentation. Editors also put the doubtful text there. So return None if there is such an argument that is no
+    date. Otherwise return the text that is named as such, or ""."""
+    first = arguments.at(1)
+    is_clear = not first or _DATE.fullmatch(first) or _PERHAPS_DATE.fullmatch(first)
+    return named_text(arguments) or ("" if is_clear else None)
+
+
 def doubted(arguments: Arguments) -> str | None:
     """Return the text that a template such as {{cn|text}} marks as doubtful. Return "" if the template has no text, or
     has only a date.
@@ -107,6 +116,22 @@ def bracketed_citation(arguments: Arguments) -> str | None:
     """Render {{harv|Boole|1854|p=3}} as "(Boole 1854, p. 3)"."""
     text = bare_citation(arguments)
     return None if text is None else f"({text})"
+
+
+def harvard_source(arguments: Arguments) -> str | None:
+    """Render {{harvs|txt|first=George|last=Boole|year=1854}} as "George Boole (1854)", without "txt" as "(George Boole
+    1854)", and with "nb" without brackets. Return None for several authors."""
+    named = arguments.named
+    author = " ".join(filter(None, (named.get(kind) or named.get(f"{kind}1") for kind in ("first", "last"))))
+    years = ", ".join(filter(None, (named.get(name) for name in ("year", "year1", "year2", "year3"))))
+    place = next((sign + found for name, sign in _PAGES if (found := named.get(name))), "")
+    modes = {"txt", "nb"} & {*arguments.positional, *named}
+    if not author or not years or named.get("last2") or len(modes) > 1:
+        return None
+    if "txt" in modes:
+        return f"{author} ({', '.join(filter(None, (years, place)))})"
+    text = ", ".join(filter(None, (f"{author} {years}", place)))
+    return text if modes else f"({text})"
 
 
 def cited_work(arguments: Arguments) -> str | None:
@@ -165,12 +190,13 @@ def sound(position: int) -> Renderer:
     label (argument `position`). It is "" if there is no label, or if the label only says "listen", because such a label
     is a button."""
 
-    def render(arguments: Arguments) -> str | None:
-        label = arguments.at(position)
-        said = label.casefold().strip("[]() ").split()
-        return "" if not said or (len(said) < 5 and not _buttons().isdisjoint(said)) else label
+    return lambda arguments: without_button(arguments.at(position))
 
-    return render
+
+def without_button(label: str) -> str:
+    """Return the label of a sound, or "" if it only says "listen"."""
+    said = label.casefold().strip("[]() ").split()
+    return "" if not said or (len(said) < 5 and not _buttons().isdisjoint(said)) else label
 
 
 @cache

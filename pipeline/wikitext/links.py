@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from pipeline.wikitext.citations import without_button
 from pipeline.wikitext.names import PROJECT_PREFIXES, WikiNames, fold_name
 from pipeline.wikitext.quotes import remove_quotes
 from pipeline.wikitext.tags import EMPTY, PIPE
@@ -40,7 +41,7 @@ def resolve_link(content: str, *, names: WikiNames) -> str:
 
 def _resolve_link(content: str, *, names: WikiNames) -> str:
     """Return the visible text of `[[content]]`: the label, or else the target. Return "" for links to files, categories
-    and other languages."""
+    and other languages. A link to a sound shows its label, unless that is only a button."""
     target, bar, label = content.partition("|")
     visible_prefix = target.lstrip().startswith(":")
     name = target.strip().lstrip(":").strip()
@@ -50,6 +51,8 @@ def _resolve_link(content: str, *, names: WikiNames) -> str:
         if not visible_prefix:
             if folded in names.invisible or folded in names.language_codes:
                 return ""
+            if folded in names.media:
+                return without_button(label) if bar else rest.strip()
         elif not bar and folded in names.invisible:
             return rest.strip()
         if not bar and (folded in PROJECT_PREFIXES or folded in names.language_codes):

@@ -19,7 +19,8 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_INVISIBLE = (-2, 6, 14)  # media, file, category: a link to such a page shows no text
+_INVISIBLE = (6, 14)  # file, category: a link to such a page shows no text
+_MEDIA = -2
 
 _WITH_TALK = {
     **{"user": 2, "project": 4, "wikipedia": 4, "file": 6, "image": 6, "mediawiki": 8, "template": 10, "help": 12},
@@ -49,18 +50,20 @@ class WikiNames:
 
     `invisible` has the prefixes of links that show no text, such as "file". It includes the prefixes of other
     languages, because translated pages keep links to the files of the original page. But it has no ASCII prefixes of
-    one or two letters from other languages.
+    one or two letters from other languages. `media` has the prefixes of links to sounds and films, in the same way.
     """
 
     namespaces: Mapping[str, int]
     redirect_words: frozenset[str]
     language_codes: frozenset[str]
     invisible: frozenset[str] = field(init=False)
+    media: frozenset[str] = field(init=False)
     redirect_pattern: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        own = {name for name, number in self.namespaces.items() if number in _INVISIBLE}
-        object.__setattr__(self, "invisible", _all_invisible() | own)
+        for attribute, numbers in (("invisible", _INVISIBLE), ("media", (_MEDIA,))):
+            own = {name for name, number in self.namespaces.items() if number in numbers}
+            object.__setattr__(self, attribute, _names_of(numbers) | own)
         words = "|".join(re.escape(word) for word in sorted(self.redirect_words, key=lambda word: (-len(word), word)))
         object.__setattr__(self, "redirect_pattern", re.compile(rf"\s*[#\uff03]\s*(?:{words})\s*:?\s*\[\[", re.I))
 
@@ -114,11 +117,12 @@ def _known_names() -> dict[str, dict[str, list[str]]]:
 
 
 @cache
-def _all_invisible() -> frozenset[str]:
-    known = {"file", "image", "media", "category"}
+def _names_of(numbers: tuple[int, ...]) -> frozenset[str]:
+    """Return the names that namespaces have in any language. `numbers` are the numbers of the namespaces."""
+    known = {name for name, number in _CANONICAL.items() if number in numbers}
     for kinds in _known_names().values():
         known.update(
-            name for number in _INVISIBLE for name in kinds.get(str(number), ()) if len(name) > 2 or not name.isascii()
+            name for number in numbers for name in kinds.get(str(number), ()) if len(name) > 2 or not name.isascii()
         )
     return frozenset(known)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from pipeline.wikitext.names import words
 from pipeline.wikitext.tags import raise_digits
 
 
@@ -37,8 +38,12 @@ Renderer: TypeAlias = Callable[[Arguments], str | None]
 _PLAIN_NUMBER = re.compile(r"([-+\u2212]?)(\d+)(\.\d+)?")
 # Separators of thousands and of decimals. In every other language these are "," and ".".
 _SEPARATORS = {
-    **dict.fromkeys(("de", "it", "nl", "pt", "da", "id", "tr", "el", "ca", "ro", "hr"), (".", ",")),
-    **dict.fromkeys(("es", "ru", "uk", "pl", "cs", "sv", "fi", "no", "hu", "bg"), ("\u00a0", ",")),
+    **dict.fromkeys(
+        words("de it nl pt da id tr el ca ro hr sr sh bs sl mk vi eu gl is fo lb fy nds scn vec jv su"), (".", ",")
+    ),
+    **dict.fromkeys(
+        words("es ru uk pl cs sv fi no hu bg sk lt lv et nn be be-tarask kk ky ka eo af sq tt ba"), ("\u00a0", ",")
+    ),
     "fr": ("\u202f", ","),
 }
 
@@ -138,6 +143,7 @@ def value(arguments: Arguments) -> str | None:
     if arguments.at(2):
         text += f" \u00b1 {arguments.at(2)}"
     if arguments.named.get("e"):
+        text = f"({text})" if arguments.at(2) else text
         text += "\u00d710" + raise_digits(arguments.named["e"])
     unit = arguments.named.get("u") or arguments.named.get("ul") or arguments.named.get("unit\u00e0") or ""
     return f"{text} {unit}".rstrip()

@@ -21,12 +21,12 @@ _MARK_OR_REFERENCE = re.compile(r"&#?\w{1,31};|[\[\]{}<>&'|=_*#:;!~\n-]")
 # Removed with their content; a sentence is complete without them.
 _VANISH = words(
     "ref references indicator section templatestyles templatedata categorytree gallery imagemap timeline "
-    "graph mapframe maplink inputbox pagelist score syntaxhighlight source pre includeonly listing rss youtube "
+    "graph mapframe maplink inputbox pagelist syntaxhighlight source pre includeonly listing rss youtube "
 )
 # The tags of _VANISH that are blocks. A new paragraph follows them.
 _BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre graph mapframe categorytree ")
 # Replaced by a hole (a mark for missing text), because a sentence is incomplete without their content.
-_HOLES = words("math chem ce hiero phonos ")
+_HOLES = words("math chem ce hiero phonos score ")
 # If such a tag is never closed, its content extends to the end of the page. Any other unclosed tag is no tag.
 _TO_END = words("includeonly ")
 

@@ -15,7 +15,9 @@ from pipeline.wikitext.citations import (
     cited_work,
     doubted,
     english_verse,
+    harvard_source,
     named_text,
+    reason_or_text,
     sound,
     textual_citation,
     verse,
@@ -102,7 +104,8 @@ def _interlanguage(arguments: Arguments) -> str | None:
     first = arguments.at(1)
     if first in language_codes() and arguments.at(2):  # the old order: {{ill|de|title there|title here|label}}
         return arguments.at(4) or arguments.at(3) or arguments.at(2)
-    return arguments.named.get("lt") or arguments.named.get("display") or first or None
+    named = arguments.named
+    return named.get("lt") or named.get("display") or named.get("label") or first or None
 
 
 def _linked_label(position: int) -> Renderer:
@@ -170,7 +173,7 @@ def _reign(arguments: Arguments) -> str | None:
 
 def _circa(arguments: Arguments) -> str | None:
     years = " \u2013 c. ".join(arguments.filled()[:2])
-    return f"c. {years}" if years else "c."
+    return f"c. {years}"
 
 
 def _sic(arguments: Arguments) -> str | None:
@@ -275,11 +278,12 @@ _PLAIN: dict[str, Renderer] = {
     renderer.__name__.removeprefix("_"): renderer
     for renderer in (
         age, as_of, bare_citation, bracketed_citation, _chemical, _chinese, _circa, cited_work, _columns, convert,
-        coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link, _hole,
-        _interlanguage, _italian_flag, _items, _japanese, _language_text, _last, measure, _music, named_text,
-        nothing, _number, _other_language, _power_of_ten, _pronunciation, _quotation, _reign, scientific, _second,
-        _ship_class, _shown, _sic, _spaces, spanish_century, _stacked, _subscript, _superscript, textual_citation,
-        _third_label, track_gauge, _twin_town, unit_fr, _unless_article, value, verse_number, words_of_date, wrapped,
+        coordinates, _country, doubted, english_date, english_verse, _flag_country, fraction, _french_link,
+        harvard_source, _hole, _interlanguage, _italian_flag, _items, _japanese, _language_text, _last, measure, _music,
+        named_text, nothing, _number, _other_language, _power_of_ten, _pronunciation, _quotation, reason_or_text,
+        _reign, scientific, _second, _ship_class, _shown, _sic, _spaces, spanish_century, _stacked, _subscript,
+        _superscript, textual_citation, _third_label, track_gauge, _twin_town, unit_fr, _unless_article, value,
+        verse_number, words_of_date, wrapped,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

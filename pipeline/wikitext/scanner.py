@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.wikitext.blocks import read_blocks, rest_of_table
 from pipeline.wikitext.holes import MARK, hole_number, settle_marks
 from pipeline.wikitext.links import quote_free, resolve_external_links, resolve_link
-from pipeline.wikitext.names import WikiNames
+from pipeline.wikitext.names import WikiNames, fold_name
 from pipeline.wikitext.quotes import remove_quotes
 from pipeline.wikitext.raw import remove_raw
 from pipeline.wikitext.sections import LeftOut, Treatment, choose_blocks
@@ -125,23 +125,39 @@ _TABLE_MARK = re.compile(r"(\{\{\(!\}\}|\{\{\{!\}\})|\{\{!\)\}\}|\{\{!\}\}\}(?!\
 _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
+# "And", "in", "to", "from", "that", "the" ...
+_PREFIX = re.compile(
+    "(?:\\A|[^\\w])(?:[\u05d5\u05e9\u05db]?[\u05d1\u05d4\u05d5\u05db\u05dc\u05de\u05e9]"
+    "|[\u0648\u0641]?[\u0648\u0641\u0628\u0643\u0644]?(?:\u0627\u0644)?)\\Z"
+)
+
+
 class _Frame:
     """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
     starts, and `parts` is the content that was read so far, with inner brackets resolved. If a table in the bracket was
     never closed, its end was guessed, and `own` is the index in `parts` from which on the guess is not made again.
     Otherwise `own` is None."""
 
-    __slots__ = ("kind", "own", "parts", "start")
+    __slots__ = ("_last", "_looked_at", "kind", "own", "parts", "start")
 
     def __init__(self, kind: str, start: int) -> None:
         self.kind = kind
         self.start = start
         self.own: int | None = None
         self.parts: list[str] = []
+        self._last, self._looked_at = "\n", 0
 
     def last(self) -> str:
-        """Return the last character of the content so far, or a line break if there is no content."""
-        return next((part[-1] for part in reversed(self.parts) if part), "\n")
+        """Return the last character of the content so far, or a line break if there is no content. Each part is looked
+        at only once, because a page may have 200,000 empty parts."""
+        new = reversed(self.parts[self._looked_at :])
+        self._last, self._looked_at = next((part[-1] for part in new if part), self._last), len(self.parts)
+        return self._last
+
+    def ends_with_prefix(self) -> bool:
+        """Return whether the content so far ends with Hebrew or Arabic words that are written without a space before
+        the next word, such as "and" and "the"."""
+        return self.last() > "\u0590" and _PREFIX.search("".join(part[-8:] for part in self.parts[-4:])) is not None
 
     def ends_unfinished(self) -> bool:
         """Return whether the content so far ends with a line of running text whose last sentence is not finished."""
@@ -176,7 +192,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             frame.parts.append(" " if kind == _LINK else "\n|}\n" if kind == _TABLE else "")
             continue
         while frames[-1].kind != kind:
-            _give_up(frames, open_of, page=page)
+            _give_up(frames, open_of, names=names, page=page)
         closed = frames.pop()
         open_of[kind] -= 1
         parts = frames[-1].parts
@@ -194,7 +210,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             parts.append(EMPTY)  # the space does not begin a preformatted line
     frames[-1].parts.append(text[position:])
     while len(frames) > 1:
-        _give_up(frames, open_of, page=page)
+        _give_up(frames, open_of, names=names, page=page)
     return "".join(frames[0].parts)
 
 
@@ -207,7 +223,7 @@ def _resolve_simple_link(found: re.Match[str]) -> str:
 _BOX = re.compile(r"[^\n|]*+\n\s*+\|")  # the first argument is on a line of its own
 
 
-def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePage) -> None:
+def _give_up(frames: list[_Frame], open_of: dict[str, int], *, names: WikiNames, page: TemplatePage) -> None:
     """Treat the innermost open bracket, the last of `frames`, as unclosed: add its content to the text of the bracket
     around it. `open_of` counts the open brackets of each kind."""
     frame, outer = frames.pop(), frames[-1]
@@ -218,6 +234,13 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int], *, page: TemplatePag
             outer.parts.append("\n|=")  # its first line is dropped like a row of a table
         elif bar:
             outer.parts.append(page.hole(name))
+    if frame.kind == _LINK and frame.parts:
+        prefix, colon, _ = frame.parts[0].partition(":")
+        target, bar, label = frame.parts[0].partition("|")
+        if colon and fold_name(prefix) in names.invisible:
+            outer.parts.append(page.hole(f"[[{prefix}:"))  # the options of a file, and its caption
+        elif bar and "\n" not in target:
+            frame.parts[0] = label
     own = frame.own
     if frame.kind == _TABLE:
         outer.parts.append(rest_of_table("".join(frame.parts[:own])))
@@ -245,7 +268,7 @@ def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[st
     content = "".join(closed.parts)
     last = outer.last()
     # Unspaced scripts, from Thai on, have no space before a template that wraps text.
-    glued = last in ".!?;" or (last.isalnum() and last < "\u0e00")
+    glued = last in ".!?;" or (last.isalnum() and last < "\u0e00" and not outer.ends_with_prefix())
     rendered = render_template(content, page=page, glued=glued)
     end = token.end()
     starts_line = last in ("\n", BREAK)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pipeline.config import Treatment
 from pipeline.wikitext.blocks import SENTENCE_END, Block
+from pipeline.wikitext.names import words
 
 
 class LeftOut(NamedTuple):
@@ -32,6 +33,8 @@ _FEWEST_WORDS = {"ko": 3}
 _FEWEST_WORDS_ELSEWHERE = 5
 _FEWEST_CHARACTERS = 15
 _WITHOUT_MARKS = ("th", "lo")
+# In these languages, a space does not separate words.
+_UNSPACED = words("zh zh-yue yue wuu gan hak zh-classical lzh ja my shn mnw km bo dz")
 _FEWEST_WITHOUT_MARKS = 60
 _COLONS = (":", "\uff1a")
 # Numbers of books and pages; a year after authors, before a title; or a year at the end, after a comma and a place.
@@ -102,9 +105,11 @@ def is_whole_sentence(line: str, *, language: str) -> bool:
 
 def _is_long(line: str, *, language: str) -> bool:
     """Return whether a line is long enough for a short sentence. The length is counted in words, or in characters if
-    the script has no spaces."""
-    words = line.count(" ") + 1
-    return words >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * words
+    the script has no spaces between words."""
+    if language in _UNSPACED and not line.isascii():
+        return len(line) >= _FEWEST_CHARACTERS
+    count = line.count(" ") + 1
+    return count >= _FEWEST_WORDS.get(language, _FEWEST_WORDS_ELSEWHERE) or len(line) >= _FEWEST_CHARACTERS * count
 
 
 def _tail_headings(blocks: Sequence[Block], *, language: str) -> frozenset[int]:

@@ -76,7 +76,7 @@ def find_renderer(name: str, *, language: str) -> Renderer | None:
     if _WRAPPING.fullmatch(name):
         return make_renderer("wrapped")
     if _DOUBT.fullmatch(name):
-        return make_renderer("named_text" if "en" in wikis_of(language) else "doubted")
+        return make_renderer("reason_or_text" if "en" in wikis_of(language) else "doubted")
     return None
 
 

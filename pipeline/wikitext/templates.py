@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.wikitext.centuries import ordinal_template
-from pipeline.wikitext.citations import doubted
+from pipeline.wikitext.citations import doubted, named_text, reason_or_text
 from pipeline.wikitext.countries import country_name, render_country
 from pipeline.wikitext.names import fold_name, language_codes, words
 from pipeline.wikitext.quantities import Arguments, Renderer, format_number
@@ -77,6 +77,8 @@ def render_template(content: str, *, page: TemplatePage, glued: bool) -> str | N
         return None
     if glued and renderer is doubted:
         return ""
+    if glued and renderer is reason_or_text:
+        renderer = named_text
     rendered = renderer(_arguments(rest if bar else None, language=page.language))
     return page.hole(head, mark=ASIDE) if rendered == ASIDE else rendered
 

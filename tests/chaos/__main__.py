@@ -11,7 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import data_faults, file_faults, job_faults, ray_faults, store_faults, worker_faults
+from . import (
+    clock_faults,
+    data_faults,
+    file_faults,
+    folder_faults,
+    job_faults,
+    ray_faults,
+    set_faults,
+    store_faults,
+    worker_faults,
+)
 from .findings import Finding, format_table
 from .runs import ChaosError, Stage
 
@@ -22,6 +32,9 @@ GROUPS: dict[str, Sequence[Fault]] = {
     "jobs": job_faults.FAULTS,
     "files": file_faults.FAULTS,
     "data": data_faults.FAULTS,
+    "sets": set_faults.FAULTS,
+    "folders": folder_faults.FAULTS,
+    "clocks": clock_faults.FAULTS,
     "stores": store_faults.FAULTS,
     "ray": ray_faults.FAULTS,
 }

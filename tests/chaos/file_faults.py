@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from trainer.checkpoint.format import find_checkpoints
@@ -18,6 +19,8 @@ from .runs import ChaosError, Run, Stage
 
 DISK_BYTES = 40_000_000
 """Room for four checkpoints and what else a run writes."""
+DISK_FILES = 1_000
+"""Far more than a run makes."""
 
 
 def tear(checkpoint: Path) -> None:
@@ -168,6 +171,42 @@ def fill_the_disk_in_a_save(stage: Stage) -> Finding:
         return _go_on(run, fault="disk full during a save", broken=broken)
 
 
+def use_up_the_inodes(stage: Stage) -> Finding:
+    """No file can be made any more, though there is room: the run stops at a save; with inodes again it goes on."""
+    with small_disk(stage.folder / "disk-3") as disk:
+        run = stage.make_run("inodes-full-before", output=disk / "run")
+        run.start()
+        run.wait_for_step(12)
+        files = _use_up_inodes(disk)
+        status, broken = run.finish(), []
+        if status != 2 or "inode" not in _error(run):
+            broken.append(f"status {status}: {_error(run)}")
+        shutil.rmtree(files)
+        return _go_on(run, fault="inodes used up before a save", broken=broken)
+
+
+def use_up_the_inodes_before_the_start(stage: Stage) -> Finding:
+    """No file can be made when the command is given: one line; with inodes again it begins."""
+    with small_disk(stage.folder / "disk-4") as disk:
+        run = stage.make_run("inodes-full-at-start", output=disk / "run")
+        files = _use_up_inodes(disk)
+        run.start()
+        status, broken = run.finish(), []
+        if status != 2 or "inode" not in _error(run):
+            broken.append(f"status {status}: {_error(run)}")
+        shutil.rmtree(files)
+        return _go_on(run, fault="inodes used up before the start", broken=broken)
+
+
+def _use_up_inodes(disk: Path) -> Path:
+    folder = disk / "files"
+    folder.mkdir()
+    with suppress(OSError):
+        for number in count():
+            (folder / str(number)).touch()
+    return folder
+
+
 def _go_on(run: Run, *, fault: str, broken: list[str]) -> Finding:
     happened = f"status 2: {_error(run).removeprefix('error: ')[:160]}; with room again it went on"
     since = time.monotonic()
@@ -181,9 +220,10 @@ def _error(run: Run) -> str:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of DISK_BYTES of its own: a tmpfs, which only root may mount. ChaosError where it cannot be."""
+    """A file system of DISK_BYTES and DISK_FILES of its own: a tmpfs, which only root may mount. ChaosError where it
+    cannot be."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},nr_inodes={DISK_FILES}", "tmpfs", str(folder)]
     made = subprocess.run(mount, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         raise ChaosError(f"a small disk cannot be mounted ({made.stderr.strip()}); run as root to play this fault")
@@ -213,4 +253,10 @@ def _tensors(checkpoint: Path) -> Path:
     return sorted(checkpoint.glob("*.safetensors"))[-1]
 
 
-FAULTS = (damage_checkpoints, fill_the_disk, fill_the_disk_in_a_save)
+FAULTS = (
+    damage_checkpoints,
+    fill_the_disk,
+    fill_the_disk_in_a_save,
+    use_up_the_inodes,
+    use_up_the_inodes_before_the_start,
+)

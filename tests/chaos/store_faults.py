@@ -20,7 +20,7 @@ from pipeline import storage
 from pipeline.storage import LEASE_FOLDER
 
 from .findings import Finding, judge
-from .runs import ChaosError, Command, Run, Stage
+from .runs import MAX_STEPS, ChaosError, Command, Run, Stage
 
 LEASE_S = 5
 """Silence after which a job on another host takes over."""
@@ -199,4 +199,42 @@ def wake_up_late(stage: Stage) -> Finding:
         return finding
 
 
-FAULTS = (answer_503, be_slow, cut_off, go_away, stay_away, lose_the_host, lose_the_host_under_ray, wake_up_late)
+def freeze_the_driver_on_a_store(stage: Stage) -> Finding:
+    """The command freezes and its workers go on; another host takes over: the workers can commit nothing any more."""
+    with stored_run(stage, name="store-driver-frozen") as stored:
+        run, broken = stored.run, []
+        first = stored.start()
+        run.wait_for_step(12)
+        worker = run.wait_for_worker(1)
+        for process in (worker, psutil.Process(first.process.pid)):
+            process.send_signal(signal.SIGSTOP)
+        stored.seem_elsewhere()
+        since = time.monotonic()
+        second = stored.start(host="b")
+        run.wait_for("^output=s3://.*: taking over from .* is silent$", since=since)
+        worker.send_signal(signal.SIGCONT)  # not before, or they may be through
+        status = second.wait()
+        if status != 0:
+            broken.append(f"the second ended with status {status}")
+        first.process.send_signal(signal.SIGCONT)
+        status = first.wait()
+        said = [line.text for line in run.lines if line.command == first.number]
+        if status == 0 or not any("lease" in text for text in said):
+            broken.append(f"the first ended with status {status}: {said[-1]}")
+        run.commands = [first, second]
+        happened = f"another host took over; the commits of the workers were refused, and the first ended with {status}"
+        fault = "store: the command freezes, its workers go on, another host takes over"
+        return judge(run, fault=fault, happened=happened, since=since, repeated=MAX_STEPS, broken=broken)
+
+
+FAULTS = (
+    answer_503,
+    be_slow,
+    cut_off,
+    go_away,
+    stay_away,
+    lose_the_host,
+    lose_the_host_under_ray,
+    wake_up_late,
+    freeze_the_driver_on_a_store,
+)

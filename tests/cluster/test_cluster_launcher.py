@@ -11,17 +11,25 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files as package_files
 from itertools import dropwhile
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import jsonschema
 import pytest
 import yaml
-from botocore.exceptions import ParamValidationError
+from botocore.exceptions import ClientError, ParamValidationError
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import validate_parameters
+from ray.autoscaler._private.docker import docker_start_cmds
+from ray.autoscaler._private.providers import _get_node_provider_cls
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.node_launch_exception import NodeLaunchException
+from ray.autoscaler.tags import TAG_RAY_NODE_KIND
+from ray.autoscaler.v2.instance_manager.subscribers.cloud_resource_monitor import CloudResourceMonitor
+from ray.core.generated.instance_manager_pb2 import Instance, InstanceUpdateEvent
 from ray.scripts.scripts import cli
 
 from cluster import PREPROCESSING
@@ -159,9 +167,10 @@ def as_json_schema(schema: Mapping[str, Any]) -> Tree:
     return kept
 
 
-@pytest.mark.parametrize("kind", ["slurm", "skypilot"])
-def test_scripts_parse_and_their_ray_demands_a_token(kind: str) -> None:
-    (text,) = render(kind, read_values(kind)).values()
+@pytest.mark.parametrize("name", ["slurm/train.sbatch", "slurm/preprocess.sbatch", "skypilot/train.yaml"])
+def test_scripts_parse_and_their_ray_demands_a_token(name: str) -> None:
+    kind = name.partition("/")[0]
+    text = render(kind, read_values(kind))[name]
     if kind == "slurm":
         assert "export RAY_AUTH_MODE=token" in text
     else:
@@ -225,3 +234,130 @@ def test_the_rules_find_planted_mistakes() -> None:
     for line in ("ray halt", "ray start --object-manger-port=1", "ulimit -n 1; ray start --port=high"):
         with pytest.raises((AssertionError, click.ClickException)):
             check_ray_commands(line)
+
+
+class RefusingEc2:
+    """Stands for EC2, which has no spot machines: it refuses requests for them with `code`."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        self.asked: list[Tree] = []
+
+    def create_instances(self, **request: Any) -> list[Any]:
+        self.asked.append(request)
+        if "InstanceMarketOptions" in request or self.code == "UnauthorizedOperation":
+            raise ClientError({"Error": {"Code": self.code, "Message": "no"}}, "RunInstances")
+        return [SimpleNamespace(id="i-1", instance_id="i-1", state={"Name": "pending"}, state_reason=None)]
+
+
+def ask_for_nodes(tree: Tree, ec2: RefusingEc2) -> Any:
+    """Ask the provider that the file names for two GPU nodes, as Ray's autoscaler does."""
+    provider_class = _get_node_provider_cls(tree["provider"])
+    provider = provider_class.__new__(provider_class)
+    provider.provider_config, provider.cluster_name = tree["provider"], "cloze"
+    provider.cache_stopped_nodes, provider.ec2_fail_fast = False, ec2
+    node = copy.deepcopy(tree["available_node_types"]["gpu"]["node_config"])
+    return provider.create_node({**node, "SubnetIds": ["subnet-1"]}, {TAG_RAY_NODE_KIND: "worker"}, 2)
+
+
+def test_on_demand_machines_take_the_place_of_spot_machines_that_ec2_has_not() -> None:
+    ec2 = RefusingEc2("InsufficientInstanceCapacity")
+    tree = yaml.safe_load(render("aws", read_values("aws"))["aws/spot.yaml"])
+    assert list(ask_for_nodes(tree, ec2)) == ["i-1"]
+    *refused, taken = ec2.asked
+    assert refused
+    assert all(request["InstanceMarketOptions"]["MarketType"] == "spot" for request in refused)
+    assert {key: value for key, value in refused[0].items() if key != "InstanceMarketOptions"} == taken
+    assert "PYTHONPATH=/opt/cloze" in tree["head_start_ray_commands"][-1], "Ray on the head must find the class"
+
+
+def test_another_refusal_takes_no_on_demand_machine() -> None:
+    """Also: values without the fall-back, and a file for on-demand machines."""
+    shipped = read_values("aws")
+    tree = yaml.safe_load(render("aws", shipped)["aws/spot.yaml"])
+    plain = yaml.safe_load(render("aws", shipped.model_copy(update={"on_demand_fallback": False}))["aws/spot.yaml"])
+    cases = [
+        (tree, "InvalidSubnetID.NotFound"),
+        (tree, "UnauthorizedOperation"),
+        (plain, "InsufficientInstanceCapacity"),
+    ]
+    for each, code in cases:
+        ec2 = RefusingEc2(code)
+        with pytest.raises(NodeLaunchException):
+            ask_for_nodes(each, ec2)
+        assert all("InstanceMarketOptions" in request for request in ec2.asked)
+    assert plain["provider"]["type"] == "aws"
+    assert yaml.safe_load(render("aws", shipped)["aws/on-demand.yaml"])["provider"]["type"] == "aws"
+
+
+def test_rays_autoscaler_asks_for_spot_machines_again_after_a_refusal() -> None:
+    """Why the fall-back is ours: if this fails, Ray has learned it, and cluster/spot_fallback.py can go."""
+    monitor = CloudResourceMonitor()
+    failed = InstanceUpdateEvent(new_instance_status=Instance.ALLOCATION_FAILED, instance_type="gpu")
+    monitor.notify([failed])
+    assert monitor.get_recoverable_resource_availabilities() == {}
+
+
+def test_gpu_nodes_on_aws_stand_in_their_placement_group() -> None:
+    values = read_values("aws").model_copy(update={"placement_group": "near"})
+    for text in render("aws", values).values():
+        types = yaml.safe_load(text)["available_node_types"]
+        assert types["gpu"]["node_config"]["Placement"] == {"GroupName": "near"}
+        assert "Placement" not in types["cpu"]["node_config"]
+        check_ec2_node(types["gpu"]["node_config"])
+    block = {"placement_group": "near", "capacity_reservation": "cr-1", "capacity_block": True}
+    for name, text in render("aws", read_values("aws").model_copy(update=block)).items():
+        placed = "Placement" in yaml.safe_load(text)["available_node_types"]["gpu"]["node_config"]
+        assert placed == ("spot" in name), "EC2 places the machines of a Capacity Block itself"
+
+
+def test_nodes_log_in_to_the_registry_in_its_own_region() -> None:
+    values = read_values("aws").model_copy(update={"registry": "123456789012.dkr.ecr.eu-west-1.amazonaws.com"})
+    login = yaml.safe_load(render("aws", values)["aws/spot.yaml"])["initialization_commands"][-1]
+    assert login.startswith("aws ecr get-login-password --region eu-west-1 |")
+
+
+@every_file
+def test_a_host_whose_user_is_not_the_containers_is_refused_with_the_reason(tree: Tree) -> None:
+    check = tree["initialization_commands"][0]
+    for number, status in ((1000, 0), (1001, 1)):
+        script = f'id() {{ if [ "$1" = -u ]; then echo {number}; else echo ubuntu; fi; }}; ( {check} )'
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == status
+    assert "error: user ubuntu has the id 1001, the user in the image has 1000" in done.stderr
+
+
+def test_infiniband_devices_of_own_hosts_reach_the_containers(tmp_path: Path) -> None:
+    """Ray puts the options unquoted into a command of the host's shell: docker_start_cmds, ray 2.60."""
+    tree = yaml.safe_load(render("hosts", read_values("hosts"))["hosts/cluster.yaml"])
+    options = tree["docker"]["worker_run_options"]
+    command = docker_start_cmds("me", "image", {}, "cloze", options, "cloze", "/home/cloze", "docker")
+    for there in (True, False):
+        shell = f"docker() {{ printf '%s\n' \"$@\"; }}; {command}".replace("/dev/infiniband ]", f"{tmp_path}/ib ]")
+        if there:
+            (tmp_path / "ib").mkdir()
+        else:
+            (tmp_path / "ib").rmdir()
+        words = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.split("\n")
+        assert ("--device=/dev/infiniband" in words) == there
+        assert "" not in words[:-1]
+    assert "memlock=-1" in options
+
+
+def test_images_on_google_cloud_are_pinned() -> None:
+    values: Any = read_values("gcp")
+    for image in (values.machine_image, values.gpu_machine_image):
+        assert re.fullmatch(r"projects/[\w-]+/global/images/[\w-]+-v\d{8}", image)
+
+
+def test_skypilot_watches_spot_nodes_and_asks_for_the_fast_network() -> None:
+    values = read_values("skypilot")
+    tree = yaml.safe_load(render("skypilot", values)["skypilot/train.yaml"])
+    watch = 'python -m cluster.notice --watch --address="$head:6385" > /tmp/notice.log 2>&1 &'
+    assert tree["run"].count(watch) == 2, "on the head and on the other nodes"
+    assert tree["resources"]["network_tier"] == "best"
+    plain = values.model_copy(update={"use_spot": False, "fast_network": False})
+    tree = yaml.safe_load(render("skypilot", plain)["skypilot/train.yaml"])
+    assert "cluster.notice" not in tree["run"]
+    assert "network_tier" not in tree["resources"]
+    subprocess.run(["bash", "-n"], input=tree["run"], text=True, check=True)

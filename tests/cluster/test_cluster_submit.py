@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from cluster import local, notice, submit
@@ -198,6 +201,16 @@ def test_a_local_cluster_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     state.write_text(json.dumps({**gone, "processes": {"head": {"pid": 1, "began": 0.5}}}))
     assert local.read() is None
     assert not state.exists()
+
+
+def test_a_node_that_ends_by_itself_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes whose head has just ended end at any moment."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended = psutil.Process(process.pid)
+    process.wait()
+    monkeypatch.setattr(local.Started, "find", lambda started: ended)
+    gone = local.LocalCluster("127.0.0.1:1", "d", "t", str(tmp_path / "gone"), {"head": local.Started(1, 0.5)})
+    assert local.end(gone) == 0
 
 
 def test_a_node_that_did_not_start_in_time_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

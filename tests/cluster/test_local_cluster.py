@@ -20,6 +20,7 @@ from cluster import local
 from corpora import make_documents, write_text, write_vocabulary
 from pipeline.engines import prometheus
 from pipeline.settings import load_settings
+from ports import beyond_loopback, listeners_of
 from processes import command_of
 from trainer.config.schema import TrainerConfig
 from trainer.telemetry.metrics import read_json_lines
@@ -81,10 +82,11 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
         assert f"a local cluster already runs at {cluster.dashboard}" in call("local", "start", status=2)
         assert f"export RAY_ADDRESS={cluster.dashboard}" in call("local", "env")
         seen: set[str] = set()
+        found: set[tuple[str, int, str]] = set()
         homes: set[str] = set()
         nices: set[int] = set()
         ended = threading.Event()
-        watcher = threading.Thread(target=watch, args=(cluster, seen, homes, nices, ended))
+        watcher = threading.Thread(target=watch, args=(cluster, seen, homes, nices, found, ended))
         watcher.start()
         try:
             built = call("submit", "preprocess", "--config", str(build))
@@ -110,20 +112,29 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
     stranger.kill()
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == MAX_STEPS
     assert load_settings(TrainerConfig, file=tmp_path / "run" / "config.yaml").cpus_per_worker == local.CPUS_PER_WORKER
-    assert homes == {"127.0.0.2", "127.0.0.3"}
+    assert homes == {"node-1", "node-2"}
+    assert len({port for _, port, _ in found}) > 20
+    assert beyond_loopback(found) == []
     assert nices == {os.nice(0)}, "Ray's own would be nicer by 15"
     names = [*list_names(), *prometheus.list_names()]
     assert {name for name in names if name.removeprefix("ray_cloze_") not in RARE} <= seen
 
 
 def watch(
-    cluster: local.LocalCluster, seen: set[str], homes: set[str], nices: set[int], ended: threading.Event
+    cluster: local.LocalCluster,
+    seen: set[str],
+    homes: set[str],
+    nices: set[int],
+    found: set[tuple[str, int, str]],
+    ended: threading.Event,
 ) -> None:
-    """Note which names Prometheus is served, which nodes have a training worker, and the workers' niceness."""
+    """Note which names Prometheus is served, which nodes have a training worker, the workers' niceness, and what all
+    processes listen on."""
     roots = {name: psutil.Process(started.pid) for name, started in cluster.processes.items()}
     ports = {name: metrics_port(root) for name, root in roots.items()}
     while not ended.wait(1.0):
         for name, root in roots.items():
+            found |= listeners_of(root)
             for process in root.children(recursive=True):
                 if "RayTrainWorker" in command_of(process):
                     homes.add(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from ingest_streams import SHAPE, assert_same, assert_same_micro_batch, make_plan, rows_of, run
-from pipeline.dataset.manifest import DataSetError, Manifest
+from pipeline.dataset.manifest import DataSetError, Manifest, footer_sha256
 from synthetic import SPECIAL, write_data_set
 from trainer.data.readers import ReadAhead
 from trainer.data.row_groups import RowGroupError, make_slices, read_slice
@@ -121,8 +122,13 @@ def test_a_shard_of_another_build_is_refused(damaged: tuple[Path, Manifest, Path
     plan = make_plan(manifest, lanes=1)
     slices = plan.slices(0, lanes=[0], cursors=[0])
     ref = next(ref for ref in make_slices(plan, slices, epoch=0) if ref.shard == 1)
-    with pytest.raises(RowGroupError, match=rf"{path.name}, row group {ref.row_group}: holds 22 rows, .* lists 21, "):
+    with pytest.raises(
+        RowGroupError, match=rf"{path.name}, row group {ref.row_group}: footer hash .* differs from the"
+    ):
         read_slice(ref, root=root)
+    hostile = replace(ref, footer_sha256=footer_sha256(path))  # its manifest lists other numbers
+    with pytest.raises(RowGroupError, match=rf"{path.name}, row group {ref.row_group}: holds 22 rows, .* lists 21, "):
+        read_slice(hostile, root=root)
 
 
 def test_an_error_of_the_reading_thread_comes_out_every_time() -> None:

@@ -35,6 +35,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["estimate", "workers=2", "seed=1"], 'give settings as ARGS="'),
         (["train", "RUN=runs/mine"], "make train does not take RUN=runs/mine; it takes ARGS= CONFIG=;"),
         (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
+        (["status", "SET=east"], "make status does not take SET=east; it takes JOB= RAY_ADDRESS=;"),
         (["check", "ARGS=x"], "make check does not take ARGS=x; put environment variables before make"),
     ],
 )
@@ -61,6 +62,9 @@ def test_what_a_target_would_ignore_is_refused(words: list[str], told: str) -> N
             ["submit", "CONFIG=a b.yaml", "JOB=my job", "RAY_ADDRESS=http://head:8265"],
             [PYTHON, "-m", "cluster.submit", "--id", "my job", "train", "--config", "a b.yaml"],
         ),
+        (["logs", "JOB=my job"], [PYTHON, "-m", "cluster.submit", "logs", "my job"]),
+        (["cluster", "SET=my sets/a.yaml"], [PYTHON, "-m", "cluster.render", "my sets/a.yaml"]),
+        (["check-cluster", "SET=east", "ARGS=--ready"], [PYTHON, "-m", "cluster.check", "east", "--ready"]),
         (["bench-trainer", "DATA=my set"], ["python", "-m", "bench.trainer", "my set"]),
     ],
 )

@@ -135,3 +135,12 @@ def test_no_secret_of_the_environment_reaches_a_dump_or_a_log(tmp_path: Path, re
         assert value not in printed, name
         for path in files:
             assert value.encode() not in path.read_bytes(), (name, path)
+
+
+def test_docs_make_the_file_of_the_token_for_its_owner_only(repository: Path) -> None:
+    """The token lets anybody run code on the cluster."""
+    pages = [repository / "README.md", *repository.glob("docs/**/*.md"), repository / "cluster" / "README.md"]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    makes = [line for line in lines if "get-auth-token" in line or "> ~/.ray/auth_token" in line]
+    assert makes
+    assert all("umask 077" in line for line in makes)

@@ -219,7 +219,7 @@ def test_threads_of_beam_are_quiet_after_a_failure(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(local, "_LAST_WORDS_S", 0)
     pipeline = FailingPipeline()
     with pytest.raises(ValueError, match="the cause"):
-        local._run_watching_workers(pipeline, exchange=str(tmp_path))
+        local._run_watching_workers(pipeline, results_folder=str(tmp_path))
     assert (tmp_path / FAILURE_NAME).exists()
     pipeline.gone.set()
     pipeline.worker.join()

@@ -342,3 +342,45 @@ def test_workers_output_and_paths_do_not_shape_the_data() -> None:
 def test_default_predictions_follow_the_length() -> None:
     assert load_pipeline("max_seq_length=128").predictions == 20
     assert load_pipeline("max_seq_length=512").predictions == 77
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: &a [" + ",".join("x" * 9) + "]\n" + "".join(
+            f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+        ), "aliases .* stand for"),
+        ("a: &a " + "x" * 60_000 + "\nb: [" + ",".join(["*a"] * 20) + "]\n", "aliases .* stand for"),
+        ("a: &a [*a]\n", "an alias stands inside what it stands for"),
+        ("a: &a {b: {c: *a}}\n", "an alias stands inside what it stands for"),
+    ],
+)  # fmt: skip
+def test_aliases_that_explode_are_refused(text: str, fault: str) -> None:
+    """A billion laughs, a long text many times, and a list in itself."""
+    with pytest.raises(ConfigError, match=f"x line 1, column 1.*{fault}|x line 1.*{fault}"):
+        parse_yaml(text, origin="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: !!bool maybe\n", "a value does not fit its tag"),
+        ("a: !!timestamp today\n", "a value does not fit its tag"),
+        ("a: !!int many\n", "invalid literal"),
+        ("a: 0x" + "f" * 100_000 + "\n", "a number of more than 14,000 bits"),
+        ("a: " + "9" * 5000 + "\n", "Exceeds the limit"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=f"^x.*: not valid YAML: {fault}"):
+        parse_yaml(text, origin="x")
+
+
+def test_large_numbers_are_read() -> None:
+    assert parse_yaml("[18446744073709551616, -0x7f]", origin="x") == [2**64, -127]
+
+
+def test_aliases_of_little_text_are_read() -> None:
+    assert parse_yaml("a: &a [1, 2]\nb: *a\nc: *a\n", origin="x") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    long = "x" * 2_000_000
+    assert parse_yaml(f"a: {long}\n", origin="x") == {"a": long}

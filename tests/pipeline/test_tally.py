@@ -1,4 +1,4 @@
-"""Counts and examples of a build: merged in any order, and through the exchange file."""
+"""Counts and examples of a build: merged in any order, and through the file of results."""
 
 from __future__ import annotations
 

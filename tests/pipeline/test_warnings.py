@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from pipeline.build import advice
 from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.config.schema import SourceConfig
-from pipeline.documents import Split, TextLoss
+from pipeline.documents import Document, Split, TextLoss
 from pipeline.output.publish import list_warnings
 from pipeline.tally import BuildResult, ReadTally, RowTally
 from pipeline.tokenizer.tokenizer import WordTokenizer
@@ -241,3 +243,17 @@ def test_fewer_predictions_than_the_rate_needs_are_warned_of(
             "max_predictions=20 masks 3.9% of a row of max_seq_length=512 tokens, not 15% (masked_probability), so "
             "training sees fewer targets; set max_predictions=77, or remove it"
         ]
+
+
+def test_books_are_counted_only_until_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(sources=(SourceConfig(kind="books", path="x"),), validation_fraction=0.5)
+    given: list[int] = []
+
+    def read(split: Split, source: SourceConfig) -> Iterator[Document]:
+        for number in range(1_000):
+            given.append(number)
+            yield Document(f"{number}", ("A book.",))
+
+    monkeypatch.setattr(advice, "read_documents", read)
+    refuse_few_books(config, splits=[Split(0, "a.txt", 0, -1, 9, 9)])
+    assert len(given) < 10

@@ -4,6 +4,7 @@ Invariant: a checkpoint is complete or absent.
 """
 
 from trainer.checkpoint.format import (
+    CHECKPOINTS_FOLDER,
     STATE,
     CheckpointError,
     Checkpoints,

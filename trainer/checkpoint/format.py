@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -25,9 +25,12 @@ import torch
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import ASIDE, Location, locate
 
 MANIFEST = "manifest.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+"""The folder in a run directory that holds the checkpoints."""
 STATE = "state.json"
 FORMAT = "cloze-checkpoint-1"
 
@@ -126,7 +129,7 @@ def write_json(path: Location, value: Any) -> dict[str, Any]:
 def read_json(path: Location) -> Any:
     """Return the contents of a JSON file. Raises CheckpointError if it is missing or not valid JSON."""
     try:
-        return json.loads(storage.read_bytes(path))
+        return parse_json(storage.read_bytes(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: is missing") from error
     except ValueError as error:
@@ -180,8 +183,8 @@ def draft_of(folder: Location) -> str | None:
     Manifests on a store and in older checkpoints do not record the name. Raises CheckpointError if the manifest is
     missing or damaged.
     """
-    draft: str | None = _read_checked(folder).get("draft")
-    return draft
+    draft = _read_checked(folder).get("draft")
+    return draft if isinstance(draft, str) else None
 
 
 def _read_checked(folder: Location) -> dict[str, Any]:
@@ -191,6 +194,15 @@ def _read_checked(folder: Location) -> dict[str, Any]:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise CheckpointError(f"{path}: format is {found!r}, but this version reads {FORMAT!r}")
     body = {key: value for key, value in manifest.items() if key != "sha256"}
+    entries, shape = manifest.get("files"), {"bytes": int, "sha256": str}
+    if type(manifest.get("step")) is not int or not (
+        isinstance(entries, dict)
+        and all(
+            isinstance(entry, dict) and all(type(entry.get(key)) is kind for key, kind in shape.items())
+            for entry in entries.values()
+        )
+    ):
+        raise CheckpointError(f"{path}: has no step, or no list of files with bytes and sha256")
     if manifest.get("sha256") != _hash_of(body):
         raise CheckpointError(f"{path}: was altered after it was written (its own sha256 differs)")
     if storage.base_name(folder) != step_name(manifest["step"]):
@@ -200,7 +212,7 @@ def _read_checked(folder: Location) -> dict[str, Any]:
 
 
 def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
-    path = locate(folder, name) if _FILE_NAME.fullmatch(name) else None
+    path = locate(folder, name) if isinstance(name, str) and _FILE_NAME.fullmatch(name) else None
     if path is None or (isinstance(path, Path) and path.is_symlink()):
         raise CheckpointError(f"{manifest}: file name {name!r} points outside the checkpoint; refused")
     return path
@@ -225,10 +237,24 @@ def read_state(checkpoint: str | Path) -> CheckpointState:
     if STATE not in files:
         raise CheckpointError(f"{path}: {MANIFEST} does not list it")
     _verify_file(path, entry=files[STATE])
+    tree = read_json(path)
     try:
-        return CheckpointState(**read_json(path))
+        state = CheckpointState(**tree)
     except TypeError as error:
         raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
+    fault = _find_wrong_type(tree)
+    if fault:
+        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({fault})")
+    return state
+
+
+def _find_wrong_type(state: dict[str, Any]) -> str:
+    """Return the first entry of a state.json that has not the type that it needs, or "" if all have it."""
+    kinds = {each.name: str(each.type).partition("[")[0] for each in fields(CheckpointState)}
+    for name, value in state.items():
+        if type(value).__name__ != kinds[name] or (kinds[name] == "int" and not 0 <= value < 1 << 63):
+            return f"{name} is {str(value)[:80]!r}"
+    return ""
 
 
 def is_checkpoint(folder: Location) -> bool:
@@ -311,7 +337,7 @@ def find_checkpoints(run_dir: str | Path) -> Checkpoints:
 
 def checkpoints_folder(run_dir: str | Path) -> Location:
     """Return the folder that holds a run's checkpoints."""
-    return locate(run_dir, "checkpoints")
+    return locate(run_dir, CHECKPOINTS_FOLDER)
 
 
 def step_of(folder: Location) -> int:

@@ -7,7 +7,6 @@ file, or less if all files together would take more than BUFFERED_BYTES.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from trainer.checkpoint.format import CheckpointError
 
 READ_AHEAD_BYTES = 8 * 2**20
@@ -44,7 +44,7 @@ class RangedTensors:
             self._file = stack.enter_context(storage.open_input(url, read_ahead=read_ahead_of(num_files)))
             try:
                 (size,) = struct.unpack("<Q", self._file.read(8))
-                header: dict[str, Any] = dict(json.loads(self._file.read(min(size, 2**30))))
+                header: dict[str, Any] = dict(parse_json(self._file.read(min(size, 2**30))))
             except (struct.error, ValueError, TypeError) as error:
                 raise CheckpointError(f"{url}: is not a safetensors file ({error})") from error
             self._metadata: dict[str, str] = header.pop("__metadata__", {})

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pipeline.errors import describe_error
 from pipeline.storage import (
     AbsentError,
     DeniedError,
@@ -176,7 +177,7 @@ class CheckpointWriter:
                     self._open_draft(step, token).give_up()
                     token = -1 - free
             except OSError as error:
-                token, trouble = 0, f": {error}"
+                token, trouble = 0, f": {describe_error(error)}"
         token = self._engine.broadcast_int(token)
         if token == 0:
             raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")

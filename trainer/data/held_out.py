@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset import Manifest, SplitName, schema
+from pipeline.dataset import Manifest, Shard, SplitName, schema
 from pipeline.settings import ConfigError
 from trainer.data.phases import OpenPhase, Phase
 from trainer.data.row_groups import read_row_group
@@ -107,10 +107,13 @@ def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.A
 
     If `among` (an array of document ids) is given, a row stays only if one of its two documents is in `among`.
     """
-    groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
+    groups = [(shard, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 
-    def read(group: tuple[str, int]) -> pa.Table:
-        table = read_row_group(phase.config.data, path=group[0], row_group=group[1], columns=_IDS)
+    def read(group: tuple[Shard, int]) -> pa.Table:
+        shard, index = group
+        table = read_row_group(
+            phase.config.data, path=shard.path, footer_sha256=shard.footer_sha256, row_group=index, columns=_IDS
+        )
         return table if among is None else table.filter(_has_document(table, among))
 
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="read-ids") as pool:

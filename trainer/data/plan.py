@@ -64,10 +64,18 @@ class PlanState:
         """Return the state from `tree`, a dict that `to_tree` returned.
 
         A dict from an earlier version, which had no phases (parts of a run), is accepted too. Unknown entries are
-        ignored. `Plan.check` refuses the states of versions that order rows differently.
+        ignored. `Plan.check` refuses the states of versions that order rows differently. Raises PlanError if an entry
+        is missing or has another type.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
-        return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
+        try:
+            state = cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
+        except (KeyError, TypeError) as error:
+            raise PlanError(f"plan_state of the checkpoint: {error} is missing or not a list") from error
+        numbers = (*state.cursors, *(getattr(state, field.name) for field in fields(cls) if field.type == "int"))
+        if type(state.plan_hash) is not str or not all(type(each) is int and 0 <= each < 1 << 63 for each in numbers):
+            raise PlanError(f"plan_state of the checkpoint: {str(tree)[:80]!r} is not a place in a data set")
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,8 @@ class Plan:
         self.group_rows = _flatten(shard.row_group_rows for shard in shards)
         self.group_tokens = _flatten(shard.row_group_tokens for shard in shards)
         self.shard_paths, self.mask_sets = tuple(shard.path for shard in shards), manifest.mask_sets
+        self.shard_footers = tuple(shard.footer_sha256 for shard in shards)
+        self.vocabulary_size, self.max_seq_length = manifest.vocabulary_size, manifest.max_seq_length
         self.lanes, self.shape, self.seed = lanes, shape, seed
         self.pairs = None if pairs is None else Fraction(pairs)
         self.num_rows = min(manifest.num_rows(split), max_rows or sys.maxsize)

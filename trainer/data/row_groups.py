@@ -1,8 +1,9 @@
 """Reads row groups: decodes them, permutes their rows, takes a slice, and picks one mask set for each row.
 
 A mask set is one choice of masked tokens. Rows stay Arrow arrays from disk to micro-batch. Because there are no Python
-objects per row, a core reads 30 M tokens/s. Page checksums and the manifest's counts are always checked. So a damaged,
-changed or missing row group raises an error that names the row group, and never gives wrong numbers.
+objects per row, a core reads 30 M tokens/s. Page checksums, the shard's footer hash and the manifest's counts are
+always checked. So a damaged, changed, swapped or missing row group raises an error that names the row group, and never
+gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline import storage
-from pipeline.dataset import DataSetError, resolve_inside, schema
+from pipeline import dataset, storage
+from pipeline.dataset import DataSetError, schema
 from trainer.data.plan import Plan, RowGroupSlices, row_permutation
 
 SHARD, ROW_GROUP, ROW = "shard", "row_group", "row"
@@ -46,6 +48,8 @@ class RowGroupSlice:
     """Epoch whose order and mask set apply."""
     path: str
     """Path of the shard, relative to the data set's folder."""
+    footer_sha256: str
+    """Hash of the shard's footer, from the manifest."""
     shard: int
     """Index of the shard among the train or the validation shards."""
     row_group: int
@@ -64,6 +68,10 @@ class RowGroupSlice:
     """K, the number of mask sets of every row."""
     seed: int
     """The plan's seed."""
+    vocabulary_size: int
+    """Number of token ids of the data set."""
+    max_seq_length: int
+    """The largest number of tokens that a row of the data set may have."""
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
@@ -76,6 +84,7 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
             lane=lane,
             epoch=epoch,
             path=plan.shard_paths[shard],
+            footer_sha256=plan.shard_footers[shard],
             shard=shard,
             row_group=int(plan.group_index[group]),
             num_rows=int(plan.group_rows[group]),
@@ -85,6 +94,8 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
             mask_set=plan.mask_set(epoch),
             mask_sets=plan.mask_sets,
             seed=plan.seed,
+            vocabulary_size=plan.vocabulary_size,
+            max_seq_length=plan.max_seq_length,
         )
 
 
@@ -94,9 +105,19 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     The columns are `input_ids`, `first_length`, `next_sentence_label`, `masked_positions`, `masked_inputs`, `source`,
     `shard`, `row_group` and `row`. A data set holds K mask sets (choices of masked tokens) for each row. The columns
     `masked_positions` and `masked_inputs` have only the mask set with the index `row_slice.mask_set`. Raises
-    RowGroupError, with shard, row group and remedy, if the row group cannot be read or differs from the manifest.
+    RowGroupError, with shard, row group and remedy, if the row group cannot be read, differs from the manifest, or has
+    ids outside the vocabulary or positions outside its rows.
     """
-    table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)
+    table = read_row_group(
+        root,
+        path=row_slice.path,
+        footer_sha256=row_slice.footer_sha256,
+        row_group=row_slice.row_group,
+        columns=_COLUMNS,
+    )
+    fault = _find_wrong_column(table, vocabulary_size=row_slice.vocabulary_size)
+    if fault:
+        raise _error(root, row_slice.path, row_slice.row_group, fault)
     ids = _single(table, schema.INPUT_IDS)
     positions, inputs = _single(table, schema.MASKED_POSITIONS), _single(table, schema.MASKED_INPUTS)
     found = (table.num_rows, len(ids.flatten()), len(positions.flatten()), len(inputs.flatten()))
@@ -114,6 +135,9 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
             f"holds {found[0]} rows, {found[1]} tokens and {found[2]} mask sets, but the manifest lists "
             f"{listed[0]}, {listed[1]} and {listed[2]}",
         )
+    fault = _find_wrong_value(table, row_slice)
+    if fault:
+        raise _error(root, row_slice.path, row_slice.row_group, fault)
     rows = row_permutation(
         row_slice.num_rows,
         seed=row_slice.seed,
@@ -137,18 +161,70 @@ def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
     )
 
 
-def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
+def read_row_group(root: str | Path, *, path: str, footer_sha256: str, row_group: int, columns: list[str]) -> pa.Table:
     """Return the given columns of a row group, with its rows in stored order.
 
-    `path` is the shard's path inside `root`, the data set's folder. If the row group cannot be read, raises
-    RowGroupError with shard, row group and remedy.
+    `path` is the shard's path inside `root`, the data set's folder. Raises RowGroupError, with shard, row group and
+    remedy, if the row group cannot be read or would take far more memory than it should, or if the shard's footer no
+    longer has the hash `footer_sha256` of the manifest.
     """
     try:
-        with storage.open_parquet(resolve_inside(root, path)) as file:
-            return file.read_row_group(row_group, columns=columns, use_threads=False)
+        return dataset.read_row_group(
+            root, path=path, footer_sha256=footer_sha256, row_group=row_group, columns=columns
+        )
+    except DataSetError as error:
+        fault = str(error).removeprefix(f"{storage.join(root, path)}: ").removesuffix("; restore it")
+        raise _error(root, path, row_group, fault) from error
     except (OSError, pa.ArrowException, IndexError) as error:
         storage.raise_outage(error, url=storage.join(root, path))
         raise _error(root, path, row_group, f"cannot be read ({error})") from error
+
+
+def _find_wrong_column(table: pa.Table, *, vocabulary_size: int) -> str:
+    """Return what is wrong with the columns' types and nulls, or "" if nothing is."""
+    expected = schema.sentence_pair_schema(vocabulary_size, vocabulary_hash="")
+    for name in _COLUMNS:
+        wanted, column = expected.field(name), table.column(name)
+        if column.type != wanted.type:
+            return f"its column {name} is {column.type} instead of {wanted.type}"
+        if not wanted.nullable and column.null_count:
+            return f"its column {name} has {column.null_count} rows without a value"
+    return ""
+
+
+def _find_wrong_value(table: pa.Table, row_slice: RowGroupSlice) -> str:
+    """Return what is wrong with the values in a row group, or "" if nothing is. The numbers of rows, tokens and mask
+    sets were checked before. Cost: a pass over the ids, at 1 ns each."""
+    ids, first = _single(table, schema.INPUT_IDS), _single(table, schema.FIRST_LENGTH)
+    sets = [_single(table, name) for name in (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)]
+    inner = [column.flatten() for column in sets]
+    positions, inputs = (each.flatten() for each in inner)
+    labels = _single(table, schema.NEXT_SENTENCE_LABEL)
+    if any(each.null_count for each in (ids.flatten(), *inner, positions, inputs)):
+        return "has lists with missing values"
+    for name, values in ((schema.INPUT_IDS, ids.flatten()), (schema.MASKED_INPUTS, inputs)):
+        low, high = pc.min_max(values).as_py().values() if len(values) else (0, 0)
+        if low < 0 or high >= row_slice.vocabulary_size:
+            return f"{name} has the id {high if low >= 0 else low}, but the vocabulary has {row_slice.vocabulary_size}"
+    lengths = ids.value_lengths().to_numpy()
+    if len(lengths) and not 0 < lengths.min() <= lengths.max() <= row_slice.max_seq_length:
+        limit = row_slice.max_seq_length
+        return f"has rows of {lengths.min()} to {lengths.max()} tokens, but the manifest allows 1 to {limit}"
+    first_lengths = first.to_numpy()
+    if (first_lengths > lengths).any() or (first_lengths == 0).any():
+        return f"{schema.FIRST_LENGTH} is 0, or exceeds the tokens of its row"
+    if labels.null_count < len(labels) and pc.max(labels).as_py() > 1:
+        return f"{schema.NEXT_SENTENCE_LABEL} is {pc.max(labels).as_py()}, but 0 and 1 are the labels"
+    counts = [each.value_lengths().to_numpy() for each in inner]
+    if (
+        any((column.value_lengths().to_numpy() != row_slice.mask_sets).any() for column in sets)
+        or (counts[0] != counts[1]).any()
+    ):
+        return f"has rows without {row_slice.mask_sets} mask sets, or sets whose positions and ids differ in number"
+    ends = np.repeat(np.repeat(lengths, row_slice.mask_sets), counts[0])
+    if (positions.to_numpy() >= ends).any():
+        return f"{schema.MASKED_POSITIONS} has a position after the end of its row"
+    return ""
 
 
 def _single(table: pa.Table, name: str) -> Any:

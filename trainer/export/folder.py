@@ -6,12 +6,13 @@ no DeepSpeed, transformers or GPU. Pre-LN models become `megatron-bert`, transfo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -19,7 +20,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline import storage
-from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
+from pipeline.dataset import (
+    MANIFEST_NAME,
+    TOKENIZER_FILES,
+    TOKENIZER_FOLDER,
+    DataSetError,
+    Manifest,
+    file_sha256,
+    parse_tokenizer,
+    parse_tokenizer_config,
+    read_manifest,
+    resolve_inside,
+)
+from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate, put_in_place, sync
 from trainer.checkpoint import (
     STATE,
@@ -114,10 +127,12 @@ def export(
     )
     tensors = {name: _round(tensor, name=name, dtype=dtype) for name, tensor in tensors.items()}
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    card_path = storage.join(root, "README.md")
     card = render_model_card(
         config,
         manifest=manifest,
-        data_card=_read_text(storage.join(root, "README.md")),
+        data_card=_read_text(card_path),
+        card_origin=card_path,
         step=state.step,
         phase=phase,
         pair_heads=pair_heads,
@@ -158,10 +173,10 @@ def _check_target(target: Path) -> None:
     if MARKER not in present:
         raise ExportError(f"{target}: is not empty and not an earlier export; choose a new folder")
     try:
-        listed = json.loads((target / MARKER).read_bytes())["files"]
+        listed = set(parse_json((target / MARKER).read_bytes())["files"])
     except (ValueError, TypeError, KeyError) as error:
         raise ExportError(f"{target / MARKER}: is damaged; remove {target} or choose a new folder") from error
-    foreign = sorted(present - {MARKER} - set(listed))
+    foreign = sorted(present - {MARKER} - listed)
     if foreign:
         raise ExportError(
             f"{target}: besides an earlier export it holds {', '.join(foreign)}, which would be lost; move that away "
@@ -222,29 +237,40 @@ def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
     return rounded
 
 
-def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
-    """Return the manifest of the data set in `root`, and the paths of the data set's tokenizer files by file name.
+def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest of the data set in `root`, and the contents of its tokenizer files by file name.
 
-    Raises ExportError if a file is missing or its hash differs from the manifest's.
+    Raises ExportError if a file is missing, if its hash differs from the manifest's, or if the manifest lists a file in
+    the tokenizer's folder that the pipeline does not write there: such a file could replace the model or its card, or
+    contain code. Raises ValueError if tokenizer.json or tokenizer_config.json may harm those who load them.
     """
     try:
         manifest = read_manifest(root)
     except DataSetError as error:
         raise ExportError(f"the tokenizer comes from the run's data set: {error} (moved? --data DIR)") from error
-    files: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    allowed = {f"{TOKENIZER_FOLDER}/{file}": file for file in TOKENIZER_FILES}
     for name, expected in manifest.files.items():
-        folder, _, file = name.rpartition("/")
-        if folder != TOKENIZER_FOLDER:
-            continue
         path = resolve_inside(root, name)
+        if PurePosixPath(name).parts[0].lower() != TOKENIZER_FOLDER:
+            continue
+        if name not in allowed:
+            raise ExportError(
+                f"{storage.join(root, MANIFEST_NAME)}: lists '{name}', but a tokenizer has only "
+                f"{', '.join(TOKENIZER_FILES)}; do not trust this data set, or build it again"
+            )
         if storage.find_file(path) is None:
             raise ExportError(f"{path}: listed in the data set's manifest but missing; restore it")
-        found = file_sha256(path)
+        content = storage.read_bytes(path)
+        found = hashlib.sha256(content).hexdigest()
         if found != expected:
             raise ExportError(f"{path}: sha256 {found} differs from the manifest's {expected}; restore it")
-        files[file] = path
+        files[allowed[name]] = content
     if "tokenizer.json" not in files:
         raise ExportError(f"{root}: its manifest lists no {TOKENIZER_FOLDER}/tokenizer.json; build the data set again")
+    for name, parse in (("tokenizer.json", parse_tokenizer), (TOKENIZER_CONFIG_FILE, parse_tokenizer_config)):
+        if name in files:
+            parse(files[name], origin=storage.join(root, TOKENIZER_FOLDER, name))
     return manifest, files
 
 
@@ -255,7 +281,14 @@ def _last_record(checkpoint: Location, *, name: str, step: int) -> dict[str, Any
 
 
 def _read_text(path: str) -> str:
-    return storage.read_bytes(path).decode("utf-8") if storage.find_file(path) is not None else ""
+    if storage.find_file(path) is None:
+        return ""
+    try:
+        return storage.read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(
+            f"{path}: byte {error.start} is not UTF-8; restore the data set's card, or remove it"
+        ) from error
 
 
 def _write_folder(
@@ -264,7 +297,7 @@ def _write_folder(
     tensors: Mapping[str, Tensor],
     settings: Mapping[str, Any],
     card: str,
-    tokenizer_files: Mapping[str, str],
+    tokenizer_files: Mapping[str, bytes],
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -273,8 +306,8 @@ def _write_folder(
     # save_file makes the file readable only by its owner, whatever the umask is.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
     (folder / "README.md").write_text(card, encoding="utf-8")
-    for name, path in tokenizer_files.items():
-        storage.fetch_file(path, folder / name)
+    for name, content in tokenizer_files.items():
+        (folder / name).write_bytes(content)
 
 
 def _write_longest(file: Path, *, length: int) -> None:

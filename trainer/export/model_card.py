@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest
+from pipeline.markdown import code_block, code_span, escape_markdown
+from pipeline.settings import parse_yaml
 from pipeline.units import count_of
 from trainer.config import TrainerConfig
 from trainer.hf import architecture_of
@@ -20,6 +22,7 @@ def render_model_card(
     *,
     manifest: Manifest,
     data_card: str,
+    card_origin: str = "README.md",
     step: int,
     phase: int = 0,
     pair_heads: bool = True,
@@ -30,13 +33,16 @@ def render_model_card(
     """Return the text of the model card, which depends only on the arguments.
 
     `manifest` and `data_card` (the text of README.md) belong to the data set of the phase (part of the run) with index
-    `phase`. `training` and `evaluation` are the run's last records of metrics and of held-out evaluation up to `step`,
-    or None. `pair_heads` says whether the model has pooler and next-sentence head.
+    `phase`. Others may have written them, so their texts are escaped. `training` and `evaluation` are the run's last
+    records of metrics and of held-out evaluation up to `step`, or None. `pair_heads` says whether the model has pooler
+    and next-sentence head. Raises ValueError naming `card_origin`, the file of the data card, if its front matter is
+    damaged.
     """
-    licence = _front_matter(data_card).get("license")
+    licences = _licences(data_card, origin=card_origin)
+    sources = _sources(manifest)
     front: dict[str, Any] = {
-        "language": sorted({source["language"] for source in manifest.config.get("sources", ())}),
-        **({"license": licence} if licence else {}),
+        "language": sorted({language for _, _, language in sources}),
+        **({"license": licences[0] if len(licences) == 1 else list(licences)} if licences else {}),
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
         "tags": ["bert", "fill-mask", "pretraining"],
@@ -75,17 +81,15 @@ def render_model_card(
         "## Data",
         "",
         *_phases(config, phase=phase),
-        *_data(manifest),
+        *_data(manifest, sources=sources),
         "",
         "## Training",
         "",
-        "```yaml",
-        yaml.safe_dump(_settings(config), sort_keys=False, allow_unicode=True).rstrip(),
-        "```",
+        *code_block(yaml.safe_dump(_settings(config), sort_keys=False, allow_unicode=True).rstrip(), language="yaml"),
         "",
         "## Licence and limits",
         "",
-        *_licence(data_card, licence=licence),
+        *_describe_licence(data_card, licences=licences),
         "The model was not reviewed for bias or factual errors: it reproduces what its training texts say.",
         "",
     ]
@@ -94,9 +98,13 @@ def render_model_card(
 
 def _start(config: TrainerConfig) -> list[str]:
     if config.resume_from is not None:
-        return [f"The run is a branch: it continues from the checkpoint `{config.resume_from}` of another run.", ""]
+        return [
+            f"The run is a branch: it continues from the checkpoint {code_span(config.resume_from)} of another run.",
+            "",
+        ]
     if config.model.initialize_from is not None:
-        return [f"Training started from the weights of `{config.model.initialize_from}`, not from random weights.", ""]
+        weights = code_span(config.model.initialize_from)
+        return [f"Training started from the weights of {weights}, not from random weights.", ""]
     return []
 
 
@@ -127,7 +135,7 @@ def _phases(config: TrainerConfig, *, phase: int) -> list[str]:
     return [f"This is the data set of {number} (see Training), to which the checkpoint belongs.", ""]
 
 
-def _data(manifest: Manifest) -> list[str]:
+def _data(manifest: Manifest, *, sources: Sequence[tuple[str, str, str]]) -> list[str]:
     lines = [
         f"{manifest.num_rows('train'):,} sentence pairs ({manifest.num_tokens('train'):,} tokens) of at most "
         f"{manifest.max_seq_length} tokens, {count_of(manifest.mask_sets, 'mask set')} each; "
@@ -135,10 +143,22 @@ def _data(manifest: Manifest) -> list[str]:
         f"vocabulary `{manifest.vocabulary_hash}`.",
         "",
     ]
-    for source in manifest.config.get("sources", ()):
-        name = f"{source['name']}: " if source.get("name") else ""
-        lines.append(f"- {name}{source['kind']} ({source['language']})")
+    for name, kind, language in sources:
+        shown = f"{escape_markdown(name)}: " if name else ""
+        lines.append(f"- {shown}{escape_markdown(kind)} ({escape_markdown(language)})")
     return lines
+
+
+def _sources(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Return (name or "", kind, language) of each source of a data set. Raises ValueError if the manifest's config,
+    which the manifest stores unchecked, does not list them like this."""
+    found = manifest.config.get("sources", ())
+    if not isinstance(found, (list, tuple)) or not all(isinstance(source, Mapping) for source in found):
+        raise ValueError("the data set's manifest: config.sources is not a list of sources; build the set again")
+    sources = [(source.get("name") or "", source.get("kind"), source.get("language")) for source in found]
+    if not all(isinstance(text, str) for source in sources for text in source):
+        raise ValueError("the data set's manifest: config.sources has no texts as name, kind, language; build it again")
+    return sources
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
@@ -150,17 +170,24 @@ def _settings(config: TrainerConfig) -> dict[str, Any]:
     return {**tree, "max_steps": config.max_steps, "precision": config.precision, "seed": config.seed}
 
 
-def _licence(data_card: str, *, licence: Any) -> list[str]:
+def _describe_licence(data_card: str, *, licences: Sequence[str]) -> list[str]:
     said = [line for line in data_card.splitlines() if "licence" in line.lower() or "license" in line.lower()]
-    said = [line for line in said if not line.startswith(("license:", "#"))]
-    if licence:
-        return [f"The data set's card names the licence {licence}.", *said, ""]
+    said = [escape_markdown(line) for line in said if not line.startswith(("license:", "#"))]
+    if licences:
+        shown = ", ".join(map(escape_markdown, licences))
+        return [f"The data set's card names the licence {shown}.", *said, ""]
     return [*(said or ["The data set's card names no licence for its texts: ask its author."]), ""]
 
 
-def _front_matter(card: str) -> Mapping[str, Any]:
+def _licences(card: str, *, origin: str) -> tuple[str, ...]:
+    """Return the licences that the front matter of a data card names. Raises ValueError naming `origin`, the card's
+    file, if the front matter is not valid YAML or names a licence that is not a text."""
     parts: Sequence[str] = card.split("---\n", 2)
     if not card.startswith("---\n") or len(parts) < 3:
-        return {}
-    tree = yaml.safe_load(parts[1])
-    return tree if isinstance(tree, dict) else {}
+        return ()
+    tree = parse_yaml(parts[1], origin=f"{origin}, front matter")
+    found = (tree.get("license") if isinstance(tree, dict) else None) or ()
+    licences = tuple(found) if isinstance(found, list) else (found,) if found else ()
+    if not all(isinstance(licence, str) for licence in licences):
+        raise ValueError(f"{origin}, front matter: license={str(found)[:80]}: not a text; name a licence, or none")
+    return licences

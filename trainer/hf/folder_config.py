@@ -5,14 +5,12 @@ Invariant: a folder is refused if no settings of the trainer give its model, so 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate
 from trainer.config import SHAPE_SETTINGS, ModelConfig, ModelShape, check_heads, shape_settings
 from trainer.hf.weight_names import MODEL_TYPES
@@ -27,6 +25,16 @@ _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh",
 _EXACT_NAMES = ("gelu", "gelu_python")
 _KIND = ("max_positions", "activation", "norm")
 """Model settings that must match the weights, as must the shape."""
+_COUNTS = {
+    "vocab_size": (1, 1 << 24),
+    "max_position_embeddings": (8, 65_535),
+    "num_hidden_layers": (1, 1023),
+    "num_attention_heads": (1, 1023),
+    "hidden_size": (1, 65_535),
+    "intermediate_size": (1, (1 << 18) - 1),
+}
+"""The least and the greatest value of the numbers in config.json by which memory is allocated."""
+_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 class PretrainedError(ValueError):
@@ -103,13 +111,32 @@ def read_config(folder: Location) -> dict[str, Any]:
             f"{folder}: has no {CONFIG_FILE}; give the folder of an export, or of a BERT saved by transformers"
         )
     try:
-        settings = json.loads(storage.read_bytes(path))
+        settings = parse_json(storage.read_bytes(path))
     except ValueError as error:
         raise PretrainedError(f"{path}: is not valid JSON ({error}); export or save the model again") from error
     if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
         found = settings.get("model_type") if isinstance(settings, dict) else None
         raise PretrainedError(f"{path}: model_type is {found!r}; only {' and '.join(MODEL_TYPES.values())} can be read")
+    wrong = _find_wrong_value(settings)
+    if wrong:
+        raise PretrainedError(
+            f"{path}: {wrong} is {str(settings[wrong])[:80]!r}, which no BERT has; export or save the model again"
+        )
     return settings
+
+
+def _find_wrong_value(settings: Mapping[str, Any]) -> str:
+    """Return the first key of a config.json whose value has another type than it needs or is out of range, or ""."""
+    for key, value in settings.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        least, most = _COUNTS.get(key, (0, 0))
+        if most and not (type(value) is int and least <= value <= most):
+            return key
+        if key in _SHARES and not (is_number and 0 <= value < 1):
+            return key
+        if key == "architectures" and not isinstance(value, list | None):
+            return key
+    return ""
 
 
 def read_longest(folder: Location) -> int:
@@ -120,7 +147,7 @@ def read_longest(folder: Location) -> int:
     if storage.find_file(path) is None:
         return positions
     try:
-        found = json.loads(storage.read_bytes(path)).get("model_max_length")
+        found = parse_json(storage.read_bytes(path)).get("model_max_length")
     except (ValueError, AttributeError) as error:
         raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
     # transformers writes 1e30 if it knows no limit
@@ -132,37 +159,22 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
 
     Raises PretrainedError if no settings of the trainer give this model.
     """
-    file = locate(folder, CONFIG_FILE)
     keys = (("num_hidden_layers", 12), ("num_attention_heads", 12), ("hidden_size", 768), ("intermediate_size", 3072))
     try:
-        shape = ModelShape(*(_read_number(settings, key, default=default) for key, default in keys))
+        shape = ModelShape(*(settings.get(key, default) for key, default in keys))
         check_heads(shape)
-        config = ModelConfig(
-            **shape_settings(shape),
-            max_positions=settings.get("max_position_embeddings", 512),
-            activation="gelu" if settings.get("hidden_act", "gelu") in _EXACT_NAMES else "gelu_tanh",
-            norm="post" if settings["model_type"] == MODEL_TYPES["post"] else "pre",
-            dropout=float(settings.get("hidden_dropout_prob", 0.1)),
-            attention_dropout=float(settings.get("attention_probs_dropout_prob", 0.1)),
-        )
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}={each['input']!r}: {each['msg']}" for each in error.errors()
-        )
-        raise PretrainedError(
-            f"{file}: no settings here give this model: {faults}; start from another model"
-        ) from error
     except ValueError as error:
-        raise PretrainedError(f"{file}: {error}") from error
+        raise PretrainedError(f"{locate(folder, CONFIG_FILE)}: {error}") from error
+    config = ModelConfig(
+        **shape_settings(shape),
+        max_positions=settings.get("max_position_embeddings", 512),
+        activation="gelu" if settings.get("hidden_act", "gelu") in _EXACT_NAMES else "gelu_tanh",
+        norm="post" if settings["model_type"] == MODEL_TYPES["post"] else "pre",
+        dropout=float(settings.get("hidden_dropout_prob", 0.1)),
+        attention_dropout=float(settings.get("attention_probs_dropout_prob", 0.1)),
+    )
     check_config(config, settings=settings, folder=folder)
     return config
-
-
-def _read_number(settings: Mapping[str, Any], key: str, *, default: int) -> int:
-    found = settings.get(key, default)
-    if not isinstance(found, int) or found < 1:
-        raise ValueError(f"{key} is {found!r}, not a whole number above 0; save the model again")
-    return found
 
 
 def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:

@@ -7,7 +7,6 @@ layers, another vocabulary, or a model without some of the heads. Reading BERT-L
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate
 from trainer.config import ModelConfig
 from trainer.hf.folder_config import (
@@ -186,8 +186,13 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
     """
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
-        listed = json.loads(storage.read_bytes(index))["weight_map"].values()
-        names = [Path(name).name for name in sorted(set(listed))]
+        try:
+            listed = parse_json(storage.read_bytes(index))["weight_map"].values()
+            names = [Path(name).name for name in sorted(set(listed))]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PretrainedError(
+                f"{index}: does not list the files of weights ({error}); save the model again"
+            ) from error
     tensors: dict[str, Tensor] = {}
     for name in names:
         file = locate(folder, name)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from pipeline import storage
+from pipeline.dataset import parse_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
     """
     path = storage.join(folder, "tokenizer.json")
     if storage.find_file(path) is not None:
-        try:
-            backend = Tokenizer.from_str(storage.read_bytes(path).decode("utf-8"))
-        except OSError:
-            raise  # errors of a store explain themselves
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
+        backend = parse_tokenizer(storage.read_bytes(path), origin=path)
         ids: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         layout = json.loads(backend.to_str())
         model = {key: value for key, value in layout["model"].items() if key != "vocab"}

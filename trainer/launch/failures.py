@@ -6,6 +6,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from pipeline.errors import describe_error
 from pipeline.settings import ConfigError
 
 
@@ -26,7 +27,7 @@ class WorkerFailure:
     def of(cls, error: Exception, *, rank: int) -> WorkerFailure:
         """Return a report of `error`. Call this inside the `except` block of `error`, because the report copies the
         current traceback."""
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = " ".join(describe_error(error).split()) or type(error).__name__
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 

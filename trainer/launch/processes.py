@@ -28,6 +28,7 @@ from pipeline.settings import ConfigError
 from pipeline.signals import STOP_SIGNALS, StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.failures import CONTINUE_HINT, WorkerError, WorkerFailure, raise_first
+from trainer.launch.loopback import open_store, stay_on_loopback
 from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
@@ -37,6 +38,9 @@ POLL_S = 0.2
 LOSS_WAIT_S = 1.0
 """Seconds to wait after a worker reports a failure. Perhaps the cause is another worker that was lost, and this process
 has not noticed that loss yet."""
+INPUT_WAIT_S = 2.0
+"""Seconds to wait for rank 0's report after another worker reports bad input. Before the report, rank 0's pipe may have
+many lines."""
 GRACE_S = 5.0
 """Seconds that child processes get to end by themselves before they are killed."""
 
@@ -72,7 +76,7 @@ def run_in_processes(
     ConfigError for bad input, and WorkerError for any other failure. The message of a WorkerError names the worker.
     """
     context = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = open_store(wait_for_workers=False)
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
@@ -102,7 +106,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
     outcomes: dict[int, Outcome] = {}
     failures: list[WorkerFailure] = []
     gone: set[int] = set()
-    deadline = math.inf
+    deadline = input_deadline = math.inf
     stop_sent = False
     while open_links:
         if stop and not stop_sent:
@@ -122,7 +126,12 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
             else:
                 outcomes[links[ready]] = message
         if unfinished := gone - outcomes.keys():
-            raise_first([failure for failure in failures if failure.by_input])
+            if by_input := [failure for failure in failures if failure.by_input]:
+                # Rank 0 knows the cause, and what it has said so far may still be in its pipe.
+                input_deadline = min(input_deadline, time.monotonic() + INPUT_WAIT_S)
+                if min(failure.rank for failure in by_input) == 0 or 0 in gone or time.monotonic() >= input_deadline:
+                    raise_first(by_input)
+                continue
             # If a worker is lost, other workers report that it does not answer, perhaps before its pipe closes here.
             if lost := unfinished - {failure.rank for failure in failures}:
                 raise _describe_loss(children[min(lost)], rank=min(lost))
@@ -187,6 +196,7 @@ def _child(
     link = _PipeLink(pipe)
     device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
     try:
+        stay_on_loopback()
         store = TCPStore("127.0.0.1", port, is_master=False)
         timeout = timedelta(seconds=config.collective_timeout_s)
         dist.init_process_group(

@@ -24,10 +24,11 @@ import ray.train.torch
 from ray._private import auto_init_hook
 from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchTrainer
 
 from pipeline import storage
 from pipeline.console import Say
+from pipeline.ray_loopback import listening_here_only
 from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
 from trainer.config import TrainerConfig
@@ -35,6 +36,7 @@ from trainer.launch import elastic
 from trainer.launch.elastic import GroupWatch
 from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, WorkerFailure, raise_first
 from trainer.launch.ray_link import MailboxLink, start_mailbox
+from trainer.launch.ray_loopback import torch_config
 from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
 
@@ -72,18 +74,18 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
     else:
         _set_ray_defaults(config)
         os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's default, 15, workers starve on a busy machine
-        cores = len(os.sched_getaffinity(0))
         # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's processes inherit this mask and
         # survive, so that the workers can finish their step; ray.shutdown ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            connect(
-                attempts=START_ATTEMPTS,
-                address="local",
-                num_cpus=max(cores, math.ceil(cpus_needed(config, workers=config.workers))),
-                object_store_memory=object_store_bytes(config),
-                include_dashboard=False,
-            )
+            with listening_here_only():
+                connect(
+                    attempts=START_ATTEMPTS,
+                    address="local",
+                    num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(cpus_needed(config, workers=config.workers))),
+                    object_store_memory=object_store_bytes(config),
+                    include_dashboard=False,
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
@@ -145,9 +147,7 @@ def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cl
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-    device = config.device
-    if device == "auto":
-        device = "cuda" if gpus >= 1 else "cpu"
+    device = config.device if config.device != "auto" else ("cuda" if gpus >= 1 else "cpu")
     where = "the Ray cluster" if cluster else "Ray on this machine"
     if device == "cuda" and gpus < least:
         raise ConfigError(
@@ -187,7 +187,7 @@ def run_on_ray(
                 _train,
                 train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token},
                 scaling_config=scaling_config(config),
-                torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
+                torch_config=torch_config(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
                 # restarts.py handles failures. Ray must not, because it would also retry bad input, and wait forever.
                 run_config=RunConfig(

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, to_tree
 from pipeline.storage import LEASE_FOLDER, Location, find_existing, locate, make_durable_folder, replaced_by
-from trainer.checkpoint import Checkpoints, checkpoints_folder
+from trainer.checkpoint import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
 from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings
 from trainer.engine import learning_rate
 from trainer.telemetry import flatten
@@ -76,13 +76,12 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
             raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-        if existing != folder or all(_is_leftover(path.name) for path in folder.iterdir()):
+        if existing != folder or all(map(_is_leftover, folder.iterdir())):
             return []
     if saved is None:
-        if not isinstance(folder, Path) and all(
-            file.name.startswith(f"{LEASE_FOLDER}/") for file in storage.list_files(folder)
-        ):
-            return []  # a command killed at its very beginning leaves only a lease on a store
+        ours = (f"{LEASE_FOLDER}/", *(() if checkpoints else (f"{CHECKPOINTS_FOLDER}/",)))
+        if not isinstance(folder, Path) and all(file.name.startswith(ours) for file in storage.list_files(folder)):
+            return []  # left by a command that was killed at its beginning, or whose folder was deleted under it
         raise ConfigError(
             f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
         )
@@ -178,9 +177,12 @@ def write_config(config: TrainerConfig) -> Location:
     return path
 
 
-def _is_leftover(name: str) -> bool:
-    """Whether a command that was killed while it started may have left a file with this name."""
-    return name == LEASE_FOLDER or replaced_by(name) == CONFIG_NAME
+def _is_leftover(path: Path) -> bool:
+    """Whether a command may have left this file or folder, if it was killed while it started, or if its output was
+    deleted while it ran: it may then have begun a checkpoint."""
+    if path.name == CHECKPOINTS_FOLDER and path.is_dir():
+        return all(each.name.startswith(".") for each in path.iterdir())
+    return path.name == LEASE_FOLDER or replaced_by(path.name) == CONFIG_NAME
 
 
 def _flatten(tree: dict[str, Any]) -> dict[str, Any]:

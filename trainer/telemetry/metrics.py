@@ -21,6 +21,7 @@ import numpy as np
 
 from pipeline import storage
 from pipeline.console import Say
+from pipeline.json_text import parse_json
 from pipeline.storage import Location, naming
 from pipeline.units import describe_seconds
 from trainer.config import TrainerConfig
@@ -87,8 +88,8 @@ class JsonLines:
     line.
 
     When the file is opened, objects of steps after `keep_through` are cut off, and so is an incomplete last line. To
-    find where to cut, the last BLOCK_BYTES of the file are read, and earlier blocks only if needed. Damage in a part
-    that is not read is not repaired.
+    find where to cut, the last BLOCK_BYTES of the file are read, and earlier blocks only if needed. Damaged lines that
+    whole lines follow stay in the file, and readers pass over them.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
@@ -113,7 +114,7 @@ class JsonLines:
 
 
 def read_json_lines(path: Location) -> list[dict[str, Any]]:
-    """Return the objects of a JsonLines file up to the first damaged line; an empty list if there is no file."""
+    """Return the objects of a JsonLines file, without damaged lines; an empty list if there is no file."""
     with suppress(FileNotFoundError):
         return [record for _, record in _whole_lines(storage.read_bytes(path).splitlines(keepends=True))]
     return []
@@ -295,8 +296,8 @@ class Progress:
 
 def _end_of_step(stream: IO[bytes], *, step: int) -> int:
     start = _seek_before(stream, step=step)
-    kept = takewhile(lambda pair: pair[1]["step"] <= step, _whole_lines(stream))
-    return start + sum(len(line) for line, _ in kept)
+    kept = [0, *(end for end, _ in takewhile(lambda pair: pair[1]["step"] <= step, _whole_lines(stream)))]
+    return start + kept[-1]
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
@@ -317,14 +318,16 @@ def _seek_before(stream: IO[bytes], *, step: float) -> int:
     return stream.seek(0)
 
 
-def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line with its JSON object, and stop before the first damaged line. A line is damaged if it does
-    not end in a newline or holds no object with a step, for example after a power cut."""
+def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each JSON object with the place of its line's end (bytes from the first of `lines`), and pass over damaged
+    lines. A line is damaged if it does not end in a newline or holds no object with a step, for example after a power
+    cut."""
+    end = 0
     for line in lines:
+        end += len(line)
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
-            return
-        if not (line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)):
-            return
-        yield line, record
+            continue
+        if line.endswith(b"\n") and isinstance(record, dict) and type(record.get("step")) is int:
+            yield end, record

@@ -88,7 +88,9 @@ def count_bigrams(
             break
         shard, index = groups[place]
         try:
-            table = read_row_group(data, path=shard.path, row_group=index, columns=[schema.INPUT_IDS])
+            table = read_row_group(
+                data, path=shard.path, footer_sha256=shard.footer_sha256, row_group=index, columns=[schema.INPUT_IDS]
+            )
         except RowGroupError:
             if not skip_corrupt:
                 raise

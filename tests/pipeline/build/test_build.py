@@ -315,13 +315,13 @@ def test_a_document_without_tokens_is_counted(tmp_path: Path) -> None:
 
 def test_a_lost_spill_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     """Worker processes find it where they count; what they raise reaches the command by a file alone."""
-    (tmp_path / "exchange").mkdir()
+    (tmp_path / "results").mkdir()
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
     context = BuildContext(config, Buckets(1, 0, 0.0), "", 9, work=str(tmp_path), build="", inputs={})
     lost = SpillFile("lost.arrow", 0, Table(0, 4), BucketRange(0, 1))
     with pytest.raises(OSError, match=r"lost\.arrow"):
         list(CountBuckets(context).process(0, [lost]))
-    failure = read_failure(context.exchange)
+    failure = read_failure(context.results_folder)
     assert failure is not None
     assert failure.is_users
     assert "lost.arrow" in failure.message

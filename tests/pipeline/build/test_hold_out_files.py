@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,30 @@ def test_a_stopped_build_goes_on_with_the_same_held_texts_only(tmp_path: Path, m
     assert (manifest.hash, manifest.drops) == (whole.hash, whole.drops)
     for shard in manifest.shards:
         assert (tmp_path / "out" / shard.path).read_bytes() == (tmp_path / "whole" / shard.path).read_bytes()
+
+
+def test_a_stopped_build_counts_by_the_new_name_of_a_held_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sets(tmp_path / "eval")
+
+    def fail(*_: object, **__: object) -> None:
+        raise PassingError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "check_labels", fail)
+        with pytest.raises(PassingError):
+            build(hold(tmp_path), say=lambda line: None)
+    (tmp_path / "eval" / "glue.tsv").rename(tmp_path / "eval" / "mrpc.tsv")
+    manifest = build(hold(tmp_path), say=lambda line: None)
+    assert manifest.drops == {"in_hold_out: mrpc.tsv": 2, "in_hold_out: squad.json": 2}
+
+
+def test_a_large_held_text_is_known_by_its_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fingerprint does not cover every byte."""
+    monkeypatch.setattr("pipeline.sources.fingerprints._WHOLE_BYTES", 100)
+    monkeypatch.setattr("pipeline.sources.fingerprints._PLACE_BYTES", 10)
+    write_sets(tmp_path / "eval")
+    build(hold(tmp_path), say=lambda line: None)
+    path = tmp_path / "eval" / "squad.json"
+    os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1))
+    with pytest.raises(ValueError, match=r"modified\.\(hold_out\)"):
+        build(hold(tmp_path), say=lambda line: None)

@@ -203,7 +203,7 @@ def test_a_vocabulary_of_input_that_was_mended_is_trained_anew(folder: Path, fou
         (Path(output.folder("finished")) / "split-1.json").write_text("{}")
         output.note_vocabulary("hash of the vocabulary")
         error = WorkerError("cut.bz2", details="", keeps="unchanged_input")
-        output._leave(choose_kept(error))
+        output._clean_up(choose_kept(error))
     with OutputFolder("out2", identity={**identity, "inputs": found}) as output:
         assert output.resumes
         assert output.vocabulary_hash == kept

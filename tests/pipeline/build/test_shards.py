@@ -303,3 +303,11 @@ def test_a_file_that_holds_other_rows_is_refused(tmp_path: Path, tokenizer: Word
     pq.write_table(table.set_column(index, table.schema.field(index), wrong), path, write_page_checksum=True)
     with pytest.raises(ShardError, match="num_tokens differs"):
         verify_written(path, shard=shard, rows_by_length=lengths)
+
+
+def test_many_small_buckets_join_in_linear_time() -> None:
+    """Adding up a growing group at each bucket would take hours here."""
+    counts = [counted(0, 1_000, 10**13), *(counted(bucket, 1, 1) for bucket in range(1, 400_000))]
+    plan = plan_shards(counts, buckets=Buckets(400_000, 0, 0.0))
+    assert plan.num_shards["train"] == 1
+    assert set(plan.shard_of.values()) == {("train", 0)}

@@ -183,3 +183,12 @@ def test_a_long_line_without_spaces_is_cut_between_its_sentences(language: str, 
     assert "".join(found) == line
     if language in ("zh", "ja"):
         assert found == expected
+
+
+@pytest.mark.parametrize("unit", ["\u300a\u597d\uff1f\u300b\u597d", "\u300c\u597d\u3002\u300d"])
+def test_a_long_line_of_titles_or_quotations_is_cut_behind_their_ends(unit: str) -> None:
+    line = unit * (2 * MAX_LINE_CHARACTERS // len(unit))
+    pieces = list(sentences._pieces(line))
+    assert max(map(len, pieces)) < 11_000
+    assert "".join(pieces) == line
+    assert not any(piece.startswith(("\u300b", "\u300d")) for piece in pieces)

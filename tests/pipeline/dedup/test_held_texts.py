@@ -7,6 +7,8 @@ import io
 import json
 import random
 import tarfile
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +20,8 @@ from hypothesis import strategies as st
 from pipeline.dedup import held_texts, word_runs
 from pipeline.dedup.held_texts import open_runs, write_runs
 from pipeline.dedup.word_runs import RunHasher, split_words
-from pipeline.sources.loose_texts import read_texts
+from pipeline.sources import archives
+from pipeline.sources.loose_texts import _strings, read_texts
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrt"]
 PASSAGE = "The quick brown fox jumps over thirteen lazy dogs, who sleep on in the sun."  # 15 words
@@ -221,6 +224,87 @@ def test_more_runs_than_memory_is_meant_for_are_refused(tmp_path: Path, monkeypa
     (tmp_path / "a.txt").write_text(" ".join(prose(40, seed=1)))
     with pytest.raises(ValueError, match=r"a\.txt have more than 20 runs of 13 words"):
         write_runs([str(tmp_path / "a.txt")], target=str(tmp_path / "t"))
+
+
+def test_a_file_of_too_many_runs_is_refused_before_it_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of 10 GB would otherwise take 20 GB of memory before it is refused."""
+    given: list[int] = []
+    distinct = 2
+
+    def read(path: str) -> Iterator[str]:
+        for number in range(1_000):
+            given.append(number)
+            yield ", " * number + " ".join(
+                prose(20, seed=number % distinct)
+            )  # texts that differ, of two lists of words
+
+    monkeypatch.setattr(held_texts, "MOST_RUNS", 20)
+    monkeypatch.setattr(held_texts, "read_texts", read)
+    (found,) = write_runs(["a.txt"], target=str(tmp_path / "t"))
+    assert (found.texts, found.runs, len(given)) == (1_000, 16, 1_000)
+    distinct = 1_000
+    given.clear()
+    with pytest.raises(ValueError, match=r"a\.txt have more than 20 runs of 13 words"):
+        write_runs(["a.txt"], target=str(tmp_path / "t"))
+    assert len(given) == 3
+
+
+def test_more_files_than_a_match_can_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_texts, "MOST_FILES", 2)
+    with pytest.raises(ValueError, match="hold_out: 3 files are more than 2; join some of them"):
+        write_runs(["a.txt", "b.txt", "c.txt"], target=str(tmp_path / "t"))
+
+
+def test_a_match_shows_a_long_word_shortened_and_a_name_with_a_line_break(tmp_path: Path) -> None:
+    text = " ".join(["x" * 10_000, *prose(12, seed=5)])
+    match = find(tmp_path, {"a\nb.txt": text, "c.txt": PASSAGE}, [text])
+    assert match == held_texts.Match("a\nb.txt", " ".join(["x" * 40, *prose(12, seed=5)]))
+
+
+def test_a_file_of_many_lines_is_read_in_linear_time(tmp_path: Path) -> None:
+    """Counting each line's words among all lines would take hours here."""
+    (tmp_path / "a.txt").write_text("".join(f"a b {number}\n" for number in range(300_000)))
+    texts = list(read_texts(str(tmp_path / "a.txt")))
+    assert (len(texts), texts[299_999]) == (300_001, "a b 299999")
+
+
+def test_strings_are_found_however_deeply_they_are_nested() -> None:
+    """From Python 3.12 on, json reads deeper values than a function may call itself."""
+    value: object = "deep"
+    for _ in range(5_000):
+        value = [value]
+    assert list(_strings(value)) == ["deep"]
+    assert list(_strings({"a": ["b", {"c d": ("e",)}], "f": "g"})) == ["b", "c d", "e", "g"]
+
+
+def test_a_large_archive_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "SPLIT_TEXT_BYTES", 1)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        for number in range(5):
+            data = f"text {number}".encode()
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    opened: list[str] = []
+    read = archives.read_pieces
+    monkeypatch.setattr(archives, "read_pieces", lambda path, **ends: opened.append(path) or read(path, **ends))  # type: ignore[func-returns-value]
+    assert sorted(read_texts(str(tmp_path / "a.tar.gz"))) == [f"text {number}" for number in range(5)]
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("../a.txt", "leads out of the archive"), ("b.txt", "more than 3 bytes")]
+)
+def test_a_member_that_cannot_be_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr(archives, "MOST_MEMBER_BYTES", 3)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(name, PASSAGE)
+    with pytest.raises(ValueError, match=rf"a\.zip.*{message}.*; unpack the archive"):
+        list(read_texts(str(tmp_path / "a.zip")))
 
 
 def test_real_evaluation_sets_find_their_own_texts_and_no_novel(shared_data: Path, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import random
 import re
 import resource
 import tarfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ from pipeline.dedup.minhash import (
     compare_group,
     shingle_hashes,
 )
-from pipeline.dedup.signatures import SignatureWriter, _SignatureReader, find_matches
+from pipeline.dedup.signatures import BandFile, SignatureWriter, _SignatureReader, find_bands, find_matches
 from pipeline.documents import Document, Split
 from pipeline.shuffle.buckets import BucketCount, Buckets, plan_shards
 from pipeline.sources.splits import read_documents
@@ -149,20 +151,6 @@ def test_a_group_is_compared_by_rank_and_threshold() -> None:
     assert equal["kept_id"][0].tobytes() == ids[0]  # equal words: the smaller hash stays
 
 
-def test_copies_in_a_group_count_once_by_their_first_name() -> None:
-    signatures = np.zeros((3, 4), np.uint32)
-    ids = [b"a" * 16, b"a" * 16, b"b" * 16]
-    for order in itertools.permutations(range(3)):
-        found = compare_group(
-            [ids[i] for i in order],
-            words=[(7, 7, 5)[i] for i in order],
-            names=["ABC"[i] for i in order],
-            signatures=signatures,
-            threshold=0.5,
-        )
-        assert [(row["id"].tobytes(), row["kept_name"]) for row in found] == [(ids[2], b"A")]
-
-
 def test_a_large_group_is_compared_in_linear_time() -> None:
     count = 5000
     ids = [number.to_bytes(16, "big") for number in range(count)]
@@ -220,17 +208,14 @@ def test_signatures_come_back_by_partition_and_a_failed_split_leaves_none(tmp_pa
     words = text(300, seed=3)
     documents = [Document(f"n{number}", (" ".join(changed(words, number)),)) for number in range(3)]
     documents += [Document(f"o{number}", (" ".join(text(300, seed=9 + number)),)) for number in range(30)]
-    extents = []
+    files: list[BandFile] = []
     for part in (documents[::2], documents[1::2]):
         with SignatureWriter(tmp_path, name="split", config=config, partitions=5) as writer:
             for document in part:
                 writer.add(document)
-        extents += writer.extents
-    assert {number for number, _ in extents} <= set(range(5))
-    parts = [
-        find_matches([extent for number, extent in extents if number == partition], threshold=0.8)
-        for partition in range(5)
-    ]
+        files += writer.files
+    extents = [find_bands(files, folder=str(tmp_path), partition=partition) for partition in range(5)]
+    parts = [find_matches(of_partition, threshold=0.8) for of_partition in extents]
     found = distinct_matches(np.concatenate(parts))
     pairs = {frozenset((row["id"].tobytes(), row["kept_id"].tobytes())) for row in found}
     assert pairs == {frozenset(pair) for pair in itertools.combinations([d.id for d in documents[:3]], 2)}
@@ -239,10 +224,33 @@ def test_signatures_come_back_by_partition_and_a_failed_split_leaves_none(tmp_pa
         writer.add(documents[0])
         raise RuntimeError
     assert set(tmp_path.iterdir()) == before
-    path = Path(extents[0][1].keys)
+    path = Path(extents[0][0].keys)
     path.write_bytes(path.read_bytes()[:4])
     with pytest.raises(ValueError, match="ends before its entries do; run the build again"):
-        find_matches([extents[0][1]], threshold=0.8)
+        find_matches(extents[0][:1], threshold=0.8)
+
+
+def test_of_copies_one_signature_is_held_and_the_lowest_name_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million copies of a page would otherwise take a gigabyte for each band that they share."""
+    words = text(300, seed=3)
+    better, worse = (" ".join([*words, *more]) for more in (["one", "more"], ["other"]))
+    with SignatureWriter(tmp_path, name="split", config=NearDuplicatesConfig(), partitions=1) as writer:
+        for number in range(500):
+            writer.add(Document(f"{999 - number}", (better,)))
+        writer.add(Document("worse", (worse,)))
+    held: list[int] = []
+    compare = signatures.compare_group
+
+    def watch(ids: Sequence[bytes], **others: Any) -> Any:
+        held.append(len(ids))
+        return compare(ids, **others)
+
+    monkeypatch.setattr(signatures, "compare_group", watch)
+    found = find_matches(find_bands(writer.files, folder=str(tmp_path), partition=0), threshold=0.8)
+    assert set(held) == {2}
+    assert [row["kept_name"] for row in found] == [b"500"]
 
 
 def test_splits_may_be_more_than_the_files_that_a_process_may_open(
@@ -250,11 +258,12 @@ def test_splits_may_be_more_than_the_files_that_a_process_may_open(
 ) -> None:
     monkeypatch.setattr(signatures, "_ROWS_AT_ONCE", 50)
     words = text(300, seed=3)
-    extents = []
+    files: list[BandFile] = []
     for number in range(60):
         with SignatureWriter(tmp_path, name="split", config=NearDuplicatesConfig(), partitions=1) as writer:
             writer.add(Document(f"n{number}", (" ".join([*words, f"end{number}"]),)))
-        extents += [extent for _, extent in writer.extents]
+        files += writer.files
+    extents = find_bands(files, folder=str(tmp_path), partition=0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
     try:
@@ -330,7 +339,8 @@ def test_an_edition_of_a_novel_is_found_and_other_novels_are_not(tmp_path: Path,
             )
             names[document.id] = document.name
             writer.add(document)
-    dropped = choose_dropped(find_matches([extent for _, extent in writer.extents], threshold=config.threshold))
+    bands = find_bands(writer.files, folder=str(tmp_path), partition=0)
+    dropped = choose_dropped(find_matches(bands, threshold=config.threshold))
     assert [names[row.tobytes()] for row in dropped["id"]] == ["Austen_Pride.txt"]
     assert [names[row.tobytes()] for row in dropped["kept_id"]] == ["1342_pride_and_prejudice.txt"]
 
@@ -338,7 +348,7 @@ def test_an_edition_of_a_novel_is_found_and_other_novels_are_not(tmp_path: Path,
 def test_signatures_that_are_lost_while_they_are_read_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with SignatureWriter(bucket, name="split", config=NearDuplicatesConfig(permutations=16), partitions=1) as writer:
         writer.add(Document("n", (" ".join(text(300, seed=3)),)))
-    url = writer.extents[0][1].signatures
+    url = storage.join(bucket, writer.files[0].signatures)
     data = storage.read_bytes(url)
     lost = f"{url}: (there is no such object|the object was removed while it was read)"
     reader = _SignatureReader(url)

@@ -37,7 +37,7 @@ def test_tasks_of_a_failed_run_are_waited_for(
 ) -> None:
     """Else they would write on where the build has cleared. The wait has an end."""
     begun, ended, stuck = (tmp_path / name for name in ("begun", "ended", "stuck"))
-    exchange = f"{bucket}/out/_tmp/exchange"
+    results_folder = f"{bucket}/out/_tmp/results"
 
     def work(part: int) -> int:
         """Part 0 fails once part 1 is at work; that goes on for as long as it is not told to stop, and some more."""
@@ -47,7 +47,7 @@ def test_tasks_of_a_failed_run_are_waited_for(
                 time.sleep(0.05)
             raise ValueError("refused")
         begun.touch()
-        while not storage.exists(f"{exchange}/{FAILURE_NAME}") and time.monotonic() < deadline:
+        while not storage.exists(f"{results_folder}/{FAILURE_NAME}") and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(2)
         while stuck.exists() and time.monotonic() < deadline:
@@ -60,7 +60,7 @@ def test_tasks_of_a_failed_run_are_waited_for(
             run_on_dask(
                 lambda pipeline: pipeline | beam.Create([0, 1]) | beam.Map(work),
                 cluster=DaskCluster(dask.address, name="dask", workers=2, wait_s=30),
-                exchange=exchange,
+                results_folder=results_folder,
                 held=f"{bucket}/out/_tmp",
                 beam_options=(),
             )
@@ -69,7 +69,7 @@ def test_tasks_of_a_failed_run_are_waited_for(
     assert ended.exists()
     for path in (begun, ended):
         path.unlink()
-    storage.delete(f"{exchange}/{FAILURE_NAME}")
+    storage.delete(f"{results_folder}/{FAILURE_NAME}")
     stuck.touch()
     monkeypatch.setattr(dask_cluster, "_LET_GO_S", 0.5)
     run()

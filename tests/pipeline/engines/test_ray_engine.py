@@ -27,6 +27,8 @@ from small_builds import write_build_of_files
 from watched_worker import CALLS, KILLS
 
 SPLITS = 6
+ONE_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""For commands that join a Ray which a build started: that Ray has the address 127.0.0.1 (pipeline/ray_loopback.py)."""
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def start(repository: Path, *words: str, address: str) -> subprocess.Popen[str]:
     paths = os.pathsep.join([str(repository), str(repository / "tests" / "support")])
     return subprocess.Popen(
         [sys.executable, str(repository / "pipeline/run.py"), "--config", "c.yaml", "--engine", "ray", *words],
-        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": paths},
+        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": paths, **ONE_MACHINE},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -23,9 +23,10 @@ from dumps import dump, page
 from pipeline.build.recipe import build
 from pipeline.config.schema import PipelineConfig, SourceConfig
 from pipeline.documents import Document
-from pipeline.estimate import cost, sampling
+from pipeline.estimate import cost, describe_build, sampling
 from pipeline.estimate.__main__ import main
 from pipeline.estimate.cost import Estimate, makespan
+from pipeline.estimate.dry_run import advise_on_validation
 from pipeline.estimate.sample_build import Measured
 from pipeline.estimate.sampling import Frame, Unit, choose_units, list_frame, read_units
 from pipeline.settings import validate
@@ -117,7 +118,7 @@ def test_the_units_of_a_source_are_all_of_it(tmp_path: Path, monkeypatch: pytest
 
 def make_frame(count: int, *, text_bytes: int) -> Frame:
     units = tuple(Unit(split, 1) for split in [list_splits_of_nothing(number) for number in range(count)])
-    return Frame(0, units, count, text_bytes, by_file=False, passing_s={})
+    return Frame(0, units, count, text_bytes, by_file=False, skip_s={})
 
 
 def list_splits_of_nothing(number: int) -> Any:
@@ -284,3 +285,28 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert main(["--config", "c.yaml", *words]) == 2
         assert error in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("documents", "fraction", "next_sentence", "expected"),
+    [(40, 0.01, "random_document", "0.4 of 40"), (900, 0.01, "random_document", "9.0 of 900"),
+     (490, 0.01, "none", "4.9 of 490"),
+     (1_000, 0.01, "random_document", ""), (510, 0.01, "none", ""), (40, 0.0, "random_document", "")],
+)  # fmt: skip
+def test_a_dry_run_warns_if_too_few_documents_may_be_held_out(
+    tmp_path: Path, documents: float, fraction: float, next_sentence: str, expected: str
+) -> None:
+    sources = [{"kind": "text", "path": "x"}]
+    config = make_config(tmp_path, sources=sources, validation_fraction=fraction, next_sentence=next_sentence)
+    found = list(advise_on_validation(config, documents=documents))
+    assert len(found) == bool(expected)
+    assert all(f"holds out about {expected}" in line and "or set it to 0" in line for line in found)
+
+
+def test_the_dry_run_of_a_build_that_holds_out_nothing_says_so(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.txt", make_documents(40))
+    sources = [{"kind": "text", "path": str(path)}]
+    config = make_config(tmp_path, sources=sources, validation_fraction=0.001, vocabulary={"size": 150})
+    assert [line for line in describe_build(config) if "validation_fraction=0.001 holds out about 0.0 of 40" in line]
+    with pytest.raises(ValueError, match=r"validation_fraction=0\.001 holds out 0 of 40 documents"):
+        build(config, say=lambda line: None)

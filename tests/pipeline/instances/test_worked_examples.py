@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.build.write_shard import rows_to_table
-from pipeline.dataset.manifest import Special
+from pipeline.dataset.manifest import Special, footer_sha256
 from pipeline.dataset.schema import sentence_pair_schema
 from pipeline.documents import Document
 from pipeline.instances.bucket import Instances
@@ -117,7 +117,8 @@ def test_my_dog_is_cute_as_the_model_sees_it(dog, tmp_path):
         "num_rows": 1,
         "num_tokens": 11,
     }
-    ref = RowGroupSlice(**place, start=0, stop=1, mask_set=0, mask_sets=1, seed=1)
+    place |= {"footer_sha256": footer_sha256(tmp_path / "shard.parquet"), "vocabulary_size": tokenizer.vocab_size}
+    ref = RowGroupSlice(**place, max_seq_length=16, start=0, stop=1, mask_set=0, mask_sets=1, seed=1)
     micro_batch = join_ranges([RowRange(BlockRows.from_table(read_slice(ref, root=tmp_path), epoch=0), 0, 1)])
     names = {name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}
     shape = MicroBatchShape(tokens=16, pairs=1, masked=5, max_seq_length=16)

@@ -130,12 +130,14 @@ def test_workers_of_a_build_that_was_taken_over_stop(
 ) -> None:
     """Before they upload a shard more."""
     monkeypatch.setattr(lease, "BEATS", 1200)
-    exchanges: list[Path] = []
-    spoil(monkeypatch, object_store.StoredOutput, "__enter__", first=lambda self: exchanges.append(Path(self.notes)))
+    notes_folders: list[Path] = []
+    spoil(
+        monkeypatch, object_store.StoredOutput, "__enter__", first=lambda self: notes_folders.append(Path(self.notes))
+    )
 
     def lose(*_: Any, **__: Any) -> None:
         deadline = time.monotonic() + 300
-        while not (exchanges[0] / "exchange" / FAILURE_NAME).exists():
+        while not (notes_folders[0] / "results" / FAILURE_NAME).exists():
             assert time.monotonic() < deadline
             take_over(output)  # again: a holder that is not silent may renew its claim between a look and a removal
             time.sleep(0.2)

@@ -66,3 +66,16 @@ def test_settings_show_the_entries_that_the_vocabulary_has(built: tuple[Path, Ma
     card = (root / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(card)["vocabulary"]["size"] == 145
     assert json.loads((root / "report.json").read_text())["config"]["vocabulary"]["size"] == 145
+
+
+def test_names_are_shown_as_they_are(built: tuple[Path, Manifest]) -> None:
+    """A config takes no such name; a manifest may hold one."""
+    _, manifest = built
+    name = "<img src=x>|# ```"
+    statistics = {**manifest.statistics, "sources": [{**manifest.statistics["sources"][0], "name": name}]}
+    changes = {"sources": (name,), "statistics": statistics, "config": {**manifest.config, "note": name}}
+    body, settings = render_card(manifest.model_copy(update=changes)).split("---\n", 2)[2].split("## Settings")
+    shown = r"\<img src=x\>\|\# \`\`\`"
+    assert f"| {shown} | text |" in body
+    assert f"source of A: 0 {shown} |" in body
+    assert "\n````yaml\n" in settings

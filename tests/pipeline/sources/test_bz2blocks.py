@@ -88,7 +88,7 @@ def test_damage_is_named_with_its_byte(tmp_path: Path, change: object, message: 
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.sources.bytestreams._EXPANSION_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("pipeline.parquet_bounds._EXPANSION_FREE_BYTES", 1 << 20)
     path = tmp_path / "x.bz2"
     path.write_bytes(bz2.compress(b" " * 60_000_000))
     with pytest.raises(ValueError, match=r"x\.bz2: \d+ bytes .*expand to .*this cannot be text"):

@@ -79,7 +79,7 @@ def test_corrupt_data_names_the_stream(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_bombs_are_refused_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr("pipeline.sources.bytestreams._EXPANSION_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("pipeline.parquet_bounds._EXPANSION_FREE_BYTES", 1 << 20)
     data = (head() + "<page><title>A</title><ns>0</ns><revision><text>").encode() + b" " * 40_000_000
     path = tmp_path / f"x.xml{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](data))

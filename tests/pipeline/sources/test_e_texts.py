@@ -142,3 +142,29 @@ def test_a_real_short_book_with_small_print_at_its_end(shared_data: Path) -> Non
     assert len(paragraphs) == 30
     assert paragraphs[0].startswith("It was a bright morning when the clerk")
     assert paragraphs[-1].endswith("for eleven years, number 29.")
+
+
+NEWSLETTER = "Please check our email newsletter to hear about new eBooks.\n"
+
+
+def test_a_book_after_thousands_of_licence_ends_is_found() -> None:
+    """A function that called itself for each of them ended in a RecursionError."""
+    assert file_books(NEWSLETTER * 3_000 + "\n" + "\n".join(BODY)) == [["\n".join(BODY).replace("\n", " ")]]
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        (START + "A Project Gutenberg Etext\n\n" + "Title: Letters\n\n" * 200_000 + BODY[0] + "\n" + END, BODY[0]),
+        (
+            START + "Project Gutenberg Etext of Letters, by Nobody\n\nA line.\n" * 50_000 + START + BODY[0] + END,
+            BODY[0],
+        ),
+        ("This file should be named x.txt\nA line.\n" * 50_000 + "\n" + "A line.\n" * 500_000, "A line."),
+    ],
+    ids=["fields of a header", "letterheads", "names of files"],
+)
+def test_a_file_full_of_marks_is_read_in_linear_time(text: str, last: str) -> None:
+    """Time that grows with the square of their number would take hours here."""
+    found = [paragraph for book in file_books(text) for paragraph in book]
+    assert found[-1] == last

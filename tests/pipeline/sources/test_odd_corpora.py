@@ -103,9 +103,9 @@ def audit_rows(
     if config.next_sentence == "random_document":
         negatives = Negatives()
         negatives.add(block, vocabulary=vocabulary)
-        sealed = negatives.seal()
-        sealed.search(block, vocabulary=vocabulary)
-        sealed.report(findings, file="odd", published=published)
+        sorted_negatives = negatives.sort()
+        sorted_negatives.search(block, vocabulary=vocabulary)
+        sorted_negatives.report(findings, file="odd", published=published)
     return findings, len(instances)
 
 

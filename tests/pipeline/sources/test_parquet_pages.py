@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -90,8 +91,9 @@ print(peak() - before, first.name)
 @pytest.mark.parametrize("use_dictionary", [True, False])
 def test_a_row_group_of_many_books_takes_little_memory(tmp_path: Path, use_dictionary: bool) -> None:
     """200 books of 600 kB: 120 MB of text in one page. pyarrow took 360 to 700 MB."""
-    letters = "".join(chr(97 + number * number % 26) for number in range(997))
-    books = [f"{number}\n" + (f"{letters}{number}.\n" * 600) for number in range(200)]
+    letters = random.Random(1)
+    lines = ["".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=997)) for _ in range(800)]
+    books = [f"{number}\n" + f"{number}.\n".join(lines[number : number + 600]) for number in range(200)]
     path = write(tmp_path / "a.parquet", books, compression="zstd", use_dictionary=use_dictionary)  # type: ignore[arg-type]
     run = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
     grown, name = run.stdout.split(maxsplit=1)
@@ -137,3 +139,10 @@ def test_damage_is_an_error_and_no_other_text(tmp_path: Path, monkeypatch: pytes
             assert "a.parquet: cannot be read near row " in message
         else:  # the byte is part of a number that nothing uses
             assert [text for sentences in found for text in sentences] == texts
+
+
+def test_numbers_of_no_bits_take_no_more_memory_than_there_are_values() -> None:
+    """A damaged run may claim 2**50 of them."""
+    run = (1 << 50) | 1
+    data = bytes([*(run >> shift & 0x7F | 0x80 for shift in range(0, 49, 7)), run >> 49])
+    assert parquet_pages._decode_runs(data, count=5, width=0).tolist() == [0] * 5

@@ -256,3 +256,16 @@ def test_rows_without_text_end_no_document(tmp_path: Path) -> None:
 def test_only_json_lines_can_lack_a_field() -> None:
     with pytest.raises(ConfigError, match="skip_without_text is for kind jsonl, not for kind parquet"):
         validate(SourceConfig, {"kind": "parquet", "path": "x", "skip_without_text": True}, origin="f")
+
+
+def test_a_document_without_end_is_refused_before_it_fills_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.sources.records.MOST_CHARACTERS", 60)
+    write(path, [{"text": "Twenty-two characters.", "book": "x"}] * 3)
+    with pytest.raises(
+        ValueError, match=r"at a\.(jsonl, line 1|parquet, row 0) does not end within 60 characters; check"
+    ):
+        read_source(source_of(path, row="sentence", document_column="book"))
+    write(path, [{"text": "Twenty-two characters.", "book": f"{number}"} for number in range(9)])
+    assert len(sentences(read_source(source_of(path, row="sentence", document_column="book")))) == 9

@@ -78,3 +78,10 @@ def test_the_wrapped_novel_of_the_cases_has_no_spaces(shared_data: Path) -> None
     found = book_paragraphs(text)
     assert found == ["".join(part.split()) for part in text.strip().split("\n\n")]
     assert len(found) == 4
+
+
+def test_lines_that_break_between_letters_and_characters_are_joined_in_linear_time() -> None:
+    """The habit of the text is found once, not at each line break (which would take hours here)."""
+    line = "\u4e2d" * 36 + "ab"
+    (paragraph,) = book_paragraphs(f"{line}\n" * 100_000)
+    assert paragraph == line * 100_000

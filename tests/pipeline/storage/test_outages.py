@@ -59,7 +59,7 @@ def test_no_row_is_passed_over(data: Path, monkeypatch: pytest.MonkeyPatch) -> N
     plan = make_plan(read_manifest(data))
     slices = plan.slices(0, lanes=[0], cursors=[0])
     ref = next(make_slices(plan, slices, epoch=0))
-    monkeypatch.setattr(storage, "open_parquet", fail)
+    monkeypatch.setattr(storage, "open_native", fail)
     monkeypatch.setattr("pipeline.storage.clients.is_url", lambda path: True)
     with pytest.raises(StorageError):
         read_slice(ref, root=data)

@@ -133,3 +133,18 @@ def test_the_time_for_lists_and_formulas_is_linear(unit: str) -> None:
     number = 20_000 if "{{" not in unit else 90
     assert convert(unit * number, lists="drop").text.count("\n") <= 2 * number
     assert convert("*" * 50_000 + "a<br>" * 50_000, lists="drop").text == ""
+
+
+def test_music_in_a_sentence_is_a_hole_and_music_of_its_own_is_none() -> None:
+    page = "It begins <score>c d</score> and ends. A is b.\n\n<score>e</score>\n\nC is d."
+    assert whole_sentences(page) == ["A is b.", "C is d."]
+
+
+@pytest.mark.parametrize(
+    ("language", "letter", "stop"),
+    [("my", "\u1000", "\u104b"), ("zh", "\u4e00", "\u3002"), ("bo", "\u0f40", "\u0f0d"), ("km", "\u1780", "\u17d4")],
+)
+def test_spaces_between_phrases_do_not_make_a_sentence_short(language: str, letter: str, stop: str) -> None:
+    whole = f"{letter * 6} {letter * 7} {letter * 5}{stop}"
+    page = f"* {whole}\n* A b.\n* {letter}{stop}"
+    assert convert(page, language=language, lists="sentences").text == whole

@@ -154,6 +154,8 @@ def test_left_over_arguments_and_cells_are_no_prose(line: str) -> None:
         ("==History==In 1900", "In 1900"),
         ("a<h2>b c</h2>d", "a\nd"),
         ("a\n__NOTOC__\nb __TOC__ c", "a\nb c"),
+        ("==A==B==\nc\n==D==e", "c\ne"),
+        ("a __FILE__ b __INIT__\n__X__\nc", "a __FILE__ b __INIT__\nc"),
         (".==Sub== in " + "a" * 2_000, ".==Sub== in " + "a" * 2_000),
         ("a" * 2_000 + ".==Sub==In 1900", "a" * 2_000 + ".\nIn 1900"),
     ],

@@ -106,7 +106,7 @@ def test_rules_by_hand(markup: str, text: str) -> None:
         ("a {{convert|5|km|mi|adj=on}} road", "a 5-km road"),
         ("{{formatnum:1234567.5}}", "1,234,567.5"),
         ("{{formatnum:1234567|R}}", "1234567"),
-        ("{{val|1.5|0.1|e=-6|u=m}}", "1.5 \xb1 0.1\xd710\u207b\u2076 m"),
+        ("{{val|1.5|0.1|e=-6|u=m}}", "(1.5 \xb1 0.1)\xd710\u207b\u2076 m"),
         ("{{frac|1|2}} {{frac|3|1|2}} {{frac|4}}", "1/2 3 1/2 1/4"),
         ("{{US$|1500}} {{\u20ac|20}}", "US$1,500 \u20ac20"),
         ("{{lang|fr|b{{=}}c}} {{lang-de|Haus}} {{transl|el|ISO|ab}} {{lang|fr|text=x}}", "b=c Haus ab x"),
@@ -340,7 +340,7 @@ def test_the_budget_is_a_setting() -> None:
     "-{", "{{{a|",
      "'''", "''a'''b", "[http://a ", "&amp;", "(", "(,", " ( ,", "__A", "\n*", "\n==a", "==a==", "<a ", "<",
      "(\ufdd0", "{{u}}(", "({{u}},", "a{{IPA|x}} (", "([{{IPA|x}}])", "a {{cn}} ,", "a,{{cn}}",
-     "{{u}}'", "{{u}}.", ",", "a\n{{u}}\n",
+     "{{u}}'", "{{u}}.", ",", "a\n{{u}}\n", "{{stub}}", "{{portal|x}}", "[[Category:x]]",
      "|", "\n= ", "\n<!--a-->", "<!--a--> ", "<ref name=x>", "<ref name=x", "\n|a", "\n| a || b", "\n{|\n|a",
      "\n\n==a==\n{|"],
 )  # fmt: skip

@@ -249,3 +249,75 @@ def test_what_shows_nothing_vanishes_and_what_cannot_be_rendered_is_counted_by_n
     assert first == "A c e"
     assert plain.hole_in(second) == "wikidata"
     assert plain.holes == ("wikidata", "cite web")
+
+
+@pytest.mark.parametrize(
+    ("language", "markup", "text"),
+    [
+        ("en", "As {{harvs|txt|first=George|last=Boole|year=1854}} showed.", "As George Boole (1854) showed."),
+        ("en", "So says {{harvs|nb|last=Boole|year=1854|p=3}} too.", "So says Boole 1854, p. 3 too."),
+        ("en", "It is so {{harvs|last=Boole|year=1854}} too.", "It is so (Boole 1854) too."),
+        ("en", "They {{harvs|txt|last=A|last2=B|year=1854}} showed.", ""),
+        ("en", "It is {{as written|reciev|ed}} here.", "It is recieved here."),
+        ("en", "It is {{font color|red|a}} {{font color|blue|white|word}}.", "It is a word."),
+        ("en", "It has {{val|1.2|0.1|e=3|u=kg}} here.", "It has (1.2 \xb1 0.1)\xd710\xb3 kg here."),
+        ("en", "Born {{circa}}1900 in Rome.", "Born c. 1900 in Rome."),
+        ("de", "Das {{SortKey|x|Wort}} ist{{SortKey|y}} hier.", "Das Wort ist hier."),
+        ("pt", "Tem {{fmtn|12345|habitantes}} ao todo.", "Tem 12.345 habitantes ao todo."),
+        ("ja", "{{\u4eee\u30ea\u30f3\u30af|A|en|B|label=A-B}}\u3002", "A-B\u3002"),
+        ("sr", "Ima {{formatnum:12345.5}} ljudi.", "Ima 12.345,5 ljudi."),
+        ("sk", "M\u00e1 {{formatnum:12345.5}} \u013eud\u00ed.", "M\u00e1 12 345,5 \u013eud\u00ed."),
+        ("en", "A [[Media:a.ogg|song]] ([[media:a.ogg|listen]]) is [[Media:a.ogg]].", "A song is a.ogg."),
+        ("de", "Ein [[Medium:a.ogg|Lied]] ([[Media:a.ogg|anh\u00f6ren]]) ist hier.", "Ein Lied ist hier."),
+    ],
+)
+def test_templates_show_all_of_their_text(language: str, markup: str, text: str) -> None:
+    assert text_of(markup, language=language) == text
+
+
+@pytest.mark.parametrize(
+    ("language", "markup", "text"),
+    [
+        ("en", "It is {{cn|the oldest}} and large.", ""),
+        ("en", "It is {{cn|May 2010}} old{{cn|why is it so}}.", "It is old."),
+        ("zh", "\u57ce\u5e02{{\u6765\u6e90\u8bf7\u6c42|\u662f\u6700\u53e4\u8001\u7684}}\u5f88\u7f8e\u4e3d\u3002", ""),
+        ("zh", "\u57ce\u5e02{{fact|time=2010}}\u5f88\u7f8e\u4e3d\u3002", "\u57ce\u5e02\u5f88\u7f8e\u4e3d\u3002"),
+        ("ja", "\u753a\u306f{{\u8ab0|\u53e4\u3044\u4eba}}\u8a00\u3046\u3002", ""),
+        ("ja", "\u753a\u306f{{\u8ab0|2010\u5e745\u6708}}\u8a00\u3046\u3002", "\u753a\u306f\u8a00\u3046\u3002"),
+        ("ko", "\uadf8\ub294 {{\ub204\uac00|\uc5b4\ub5a4 \uc0ac\ub78c}} \ub9d0\ud55c\ub2e4.", ""),
+    ],
+)
+def test_an_argument_that_may_be_text_or_a_reason_drops_the_sentence(language: str, markup: str, text: str) -> None:
+    assert text_of(markup, language=language) == text
+
+
+@pytest.mark.parametrize(
+    ("language", "prefixes", "word", "template"),
+    [
+        (
+            "ar",
+            ["\u0648", "\u0627\u0644", "\u0648\u0628\u0627\u0644", "\u0644"],
+            "\u0642\u062f\u064a\u0645",
+            "\u0645\u0646",
+        ),
+        ("he", ["\u05d5", "\u05d4", "\u05d5\u05e9"], "\u05e2\u05ea\u05d9\u05e7\u05d4", "\u05de\u05d9"),
+    ],
+)
+def test_words_written_together_with_the_next_word_are_no_end_of_a_text(
+    language: str, prefixes: list[str], word: str, template: str
+) -> None:
+    for prefix in prefixes:
+        markup = f"{word} {prefix}{{{{{template}|{word}}}}} {word}{{{{{template}|{word}}}}}."
+        assert text_of(markup, language=language) == f"{word} {prefix}{word} {word}."
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("It is here. [[File:a.jpg|thumb|C [[d]] is e.\n\nF is g.", "It is here. F is g."),
+        ("It is here. [[Category:C is d\n\nE is f.", "It is here. E is f."),
+        ("A is [[b|c and d.\n\nE is [[f|g]].", "A is c and d. E is g."),
+    ],
+)
+def test_a_link_that_is_never_closed_leaves_no_options_and_no_target(markup: str, text: str) -> None:
+    assert text_of(markup) == text

@@ -1,15 +1,13 @@
-"""Ray's autoscaler with real raylets: work brings nodes of its own kind alone, from zero and back to zero.
+"""KubeRay's autoscaler (v2) with real raylets: work brings nodes of its own kind alone, from zero and back to zero.
 
-One session: preprocessing, then elastic training that loses a node by notice and grows again, then nothing.
+One session, on the RayCluster that we ship, with a token: preprocessing, then elastic training that loses a pod by
+eviction and grows again, then nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,14 +15,20 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 import ray
+from ray._private.authentication_test_utils import reset_auth_token_state
+from ray._raylet import GcsClient
+from ray.autoscaler.v2.utils import is_autoscaler_v2
 
+from cluster.render import VALUES
+from cluster.render.kuberay import render_cluster
+from cluster.render.values import KubernetesValues
+from local_kuberay import LocalKubeRay
+from pipeline.settings import load_settings
 from pipeline.signals import StopRequest
-from processes import command_of
-from ray_head import Head
 from small_runs import make_config, write_small_set
 from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
@@ -38,69 +42,44 @@ from trainer.train.link import Outcome
 
 PLACE = {"accelerator": 1.0}
 """What a worker asks for: GPUs of these nodes are of paper, so a resource stands for them that only GPU nodes have."""
-TYPES = {
-    "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-    "cpu": {"resources": {"CPU": 2, "preprocessing": 2}, "node_config": {}, "min_workers": 0, "max_workers": 2},
-    "gpu": {
-        "resources": {"CPU": 2, "GPU": 8, "accelerator": 1},
-        "node_config": {},
-        "min_workers": 0,
-        "max_workers": 3,  # one more than the training: what goes counts until it is gone
-    },
-}
+SMALL = (
+    "namespace=lab",
+    "cpu={cpus: 2, memory_gib: 2, max_nodes: 2}",
+    "gpu={cpus: 2, memory_gib: 4, gpus: 8, max_nodes: 3}",  # one more than the training
+    "shm_gib=1",
+    "commands.preprocess=python pipeline/run.py --config /shared/a.yaml --engine ray ray.resource=preprocessing "
+    "workers=4",
+    "commands.train=python trainer/run.py --config /shared/b.yaml workers=24",
+)
+IDLE_S = 12
+PATIENT_S = 1200
+"""While the group of workers changes, its nodes have no work; on a busy machine that may take longer than IDLE_S."""
 WAIT_S = 240.0
 MAX_STEPS = 1_000_000  # without end: the test ends it
 
 
 @pytest.fixture
-def head(repository: Path, tmp_path: Path) -> Iterator[Head]:
-    """A head whose autoscaler makes nodes of processes on this machine."""
-    address = f"{ray.util.get_node_ip_address()}:PORT"
-    provider = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-    config = {
-        "cluster_name": "cloze",
-        "max_workers": 5,
-        "idle_timeout_minutes": 0.2,
-        "upscaling_speed": 100.0,
-        "provider": {
-            "type": "external",
-            "module": provider,
-            "gcs_address": address,
-            "use_node_id_as_ip": True,
-            "disable_node_updaters": True,
-        },
-        "head_node_type": "ray.head.default",
-        "available_node_types": TYPES,
-        "auth": {},
-        "docker": {},
-        "file_mounts": {},
-        "cluster_synced_files": [],
-        **{f"{part}_commands": [] for part in ("initialization", "setup", "head_setup", "worker_setup")},
-        **{f"{part}_start_ray_commands": [] for part in ("head", "worker")},
-    }
-    path = tmp_path / "autoscaler.json"
-
-    class Autoscaled(Head):
-        def call(self, *words: str, check: bool = True, cwd: Path | None = None) -> str:
-            path.write_text(json.dumps(config).replace("PORT", str(self.port)), encoding="ascii")
-            return super().call(*words, check=check, cwd=cwd)
-
-    made = Autoscaled(
-        repository,
-        words=[
-            *("--num-cpus=0", "--include-dashboard=false", f"--autoscaling-config={path}"),
-            '--resources={"grows_to_CPU": 10}',
-        ],
-        variables={
-            "RAY_FAKE_CLUSTER": "1",
-            "RAY_AUTH_MODE": "disabled",
-            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-            "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "10",
-            "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'tests' / 'support'}",
-        },
-    )
-    yield made
+def kubernetes(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalKubeRay]:
+    """Our RayCluster, small, with pods of processes on this machine; Ray of this process has its token."""
+    cluster = render_cluster(load_settings(KubernetesValues, file=VALUES / "kubernetes.yaml", overrides=SMALL))
+    let_go_after(IDLE_S, cluster)
+    _, gpu = cluster["spec"]["workerGroupSpecs"]
+    gpu["resources"] |= {name: str(int(amount)) for name, amount in PLACE.items()}
+    variables = {"PYTHONPATH": f"{repository}{os.pathsep}{repository / 'tests' / 'support'}"}
+    made = LocalKubeRay(cluster, repository=repository, folder=tmp_path, variables=variables)
+    with monkeypatch.context() as patch:
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+            patch.setenv(name, made.head.environment[name])
+        patch.setenv("RAY_ADDRESS", made.address)
+        reset_auth_token_state()
+        yield made
+    reset_auth_token_state()
     made.close()
+
+
+def let_go_after(seconds: int, cluster: dict[str, Any]) -> None:
+    """Let the autoscaler end nodes that are idle for so long; it reads the RayCluster anew at each look."""
+    cluster["spec"]["autoscalerOptions"]["idleTimeoutSeconds"] = seconds
 
 
 def kinds() -> Counter[str]:
@@ -113,21 +92,11 @@ def kinds() -> Counter[str]:
     )
 
 
-def wait_for(nodes: dict[str, int]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while kinds() != nodes:
-        assert time.monotonic() < deadline, f"nodes are {kinds()}, not {nodes}"
-        time.sleep(0.2)
-
-
 @pytest.mark.ray
 def test_work_brings_nodes_of_its_kind_alone_and_they_go(
-    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kubernetes: LocalKubeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ray#47866, #31202: CPU work wakes 8-GPU nodes. ray#58481, #64703: nodes never scale down."""
-    address = f"{ray.util.get_node_ip_address()}:{head.port}"
-    for name, value in {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}.items():
-        monkeypatch.setenv(name, value)
+    """ray#47866, #31202: CPU work wakes 8-GPU nodes. ray#58481, #64703, kuberay#3738: nodes never scale down."""
     monkeypatch.setattr(ray_train, "resources_of", lambda config: dict(PLACE))
     write_small_set(tmp_path / "data")
     config = make_config(
@@ -145,16 +114,19 @@ def test_work_brings_nodes_of_its_kind_alone_and_they_go(
         return str(ray.get_runtime_context().get_node_id())
 
     with ray_session(config) as settled:
+        assert is_autoscaler_v2(fetch_from_server=True, gcs_client=GcsClient(address=kubernetes.address))
         assert kinds() == {}
         work = ray.remote(num_cpus=1, resources={"preprocessing": 1})(preprocess)
         homes = set(ray.get([work.remote() for _ in range(2)], timeout=WAIT_S))
         assert set(kinds()) == {"cpu"}
         assert homes <= look_at_nodes().total.keys()
-        wait_for({})
+        wait_until_empty(kubernetes)
+        assert {group for group, _ in kubernetes.asked} == {"cpu"}
 
-        said, outcome = train_while_nodes_come_and_go(settled, head=head, address=address)
+        said, outcome = train_while_nodes_come_and_go(settled, kubernetes=kubernetes)
         assert kinds()["cpu"] == 0
-        wait_for({})
+        wait_until_empty(kubernetes)
+    assert max(number for group, number in kubernetes.asked if group == "gpu") in (2, 3)
     groups = [line.split("BERT tiny, ")[1].split(" on ")[0] for line in said if "BERT tiny, " in line]
     sizes = [size for size, _ in groupby(groups)]  # Ray may grow in vain at first
     if sizes[0] == "1 worker":  # Ray begins with the node that is there first
@@ -167,24 +139,32 @@ def test_work_brings_nodes_of_its_kind_alone_and_they_go(
     ]
 
 
-class Play:
-    """What happens to the nodes, by what the driver says; it ends with a request to stop.
+def wait_until_empty(kubernetes: LocalKubeRay) -> None:
+    """Wait until no node and no pod is left but the head's."""
+    deadline = time.monotonic() + WAIT_S
+    while kinds() or kubernetes.pods:
+        assert time.monotonic() < deadline, f"nodes are {kinds()}, pods {kubernetes.pods}"
+        time.sleep(0.2)
 
-    Once two workers train, a node is given notice; none comes before one worker trains alone, since the autoscaler is
-    stopped so long. Once two train again, all is seen. `said`: the driver's lines.
+
+class Play:
+    """What happens to the pods, by what the driver says; it ends with a request to stop.
+
+    Once two workers train, a pod is evicted, and Kubernetes has no room for the next before one worker trains alone.
+    Once two train again, all is seen. `said`: the driver's lines.
     """
 
-    def __init__(self, autoscaler: psutil.Process, *, address: str) -> None:
+    def __init__(self, kubernetes: LocalKubeRay) -> None:
         self.said: list[str] = []
         self.stop = StopRequest()
-        self._autoscaler, self._address = autoscaler, address
+        self.evicted: threading.Event | None = None
+        self._kubernetes = kubernetes
         self._size = ""
-        self._acts = iter((("2 workers", self._give_notice), ("1 worker", autoscaler.resume), ("2 workers", self._end)))
+        self._acts = iter((("2 workers", self._evict), ("1 worker", self._make_room), ("2 workers", self._end)))
         self._expected, self._act = next(self._acts)
         self._deadline = threading.Timer(3 * WAIT_S, self._end)
         self._deadline.daemon = True
         self._deadline.start()
-        self.notice: subprocess.Popen[bytes] | None = None
 
     def say(self, line: str) -> None:
         self.said.append(line)
@@ -194,23 +174,29 @@ class Play:
             self._act()
             self._expected, self._act = next(self._acts, ("", self._end))
 
-    def _give_notice(self) -> None:
-        """As a spot machine does."""
-        self._autoscaler.suspend()
-        gpus = [node for node, resources in look_at_nodes().total.items() if "GPU" in resources]
-        command = [sys.executable, "-m", "cluster.notice", f"--address={self._address}", f"--node-id={gpus[0]}"]
-        self.notice = subprocess.Popen([*command, "--seconds=120"])
+    def _evict(self) -> None:
+        self._kubernetes.room = False
+        let_go_after(PATIENT_S, self._kubernetes.cluster)
+        (node, address), *_ = [
+            (each["NodeID"], each["NodeManagerAddress"])
+            for each in ray.nodes()
+            if each["Alive"] and "GPU" in each["Resources"]
+        ]
+        (pod,) = [pod for pod in self._kubernetes.pods.values() if pod.address == address]
+        self.evicted = self._kubernetes.delete(pod.name, node=node)
+
+    def _make_room(self) -> None:
+        self._kubernetes.room = True
 
     def _end(self) -> None:
         self._deadline.cancel()
-        self._autoscaler.resume()
+        let_go_after(IDLE_S, self._kubernetes.cluster)
         self.stop.signal_number = signal.SIGTERM
 
 
-def train_while_nodes_come_and_go(config: TrainerConfig, *, head: Head, address: str) -> tuple[list[str], Outcome]:
+def train_while_nodes_come_and_go(config: TrainerConfig, *, kubernetes: LocalKubeRay) -> tuple[list[str], Outcome]:
     """The driver's lines, and what the training came to."""
-    (autoscaler,) = [each for each in head.processes() if "/monitor.py" in command_of(each)]
-    play = Play(autoscaler, address=address)
+    play = Play(kubernetes)
     write_config(config)
     per_worker = ray_train.resources_of(config)
     watch = GroupWatch(config, per_worker=per_worker, pending=PendingPlacements(per_worker))
@@ -218,6 +204,6 @@ def train_while_nodes_come_and_go(config: TrainerConfig, *, head: Head, address:
     outcome = run_attempts(
         attempt, config=config, checkpoints=find_checkpoints(config.output), say=play.say, stop=play.stop
     )
-    assert play.notice is not None, play.said
-    assert play.notice.wait(WAIT_S) == 0
+    assert play.evicted is not None, play.said
+    assert play.evicted.wait(WAIT_S)
     return play.said, outcome

@@ -36,6 +36,22 @@ def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_run_whose_folder_was_deleted_under_it_can_be_started_again(tmp_path: Path, data: Path) -> None:
+    """Its command may have begun a checkpoint there before it noticed."""
+    folder = tmp_path / "run"
+    for draft in ("", ".tmp-step-00000115-00000000000000aa"):
+        (folder / "checkpoints" / draft).mkdir(parents=True, exist_ok=True)
+        (folder / "lease").mkdir(exist_ok=True)
+        assert check_output(make_config(data, folder)) == []
+    (folder / "checkpoints" / "mine").mkdir()
+    with pytest.raises(ConfigError, match="is not empty and not a run directory"):
+        check_output(make_config(data, folder))
+    (folder / "checkpoints" / "mine").rmdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty and not a run directory"):
+        check_output(make_config(data, folder))
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b"logging: 1", b"a: ]"])
 def test_a_config_that_no_run_wrote_is_named(tmp_path: Path, data: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)

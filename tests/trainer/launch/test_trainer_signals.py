@@ -49,6 +49,31 @@ def test_the_first_cause_is_raised() -> None:
         raise_first([make_failure(0, by_input=True, time_s=2.0), make_failure(1, by_input=False, time_s=1.0)])
 
 
+def test_the_cause_is_raised_although_rank_0_has_much_to_say_before_it() -> None:
+    """As after the command was frozen: both have failed, and lines of 500 steps are in rank 0's pipe."""
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+    lines: list[str] = []
+    for step in range(500):
+        pipes[0][1].send(f"step {step}")
+    for rank, (_, end) in enumerate(pipes):
+        end.send(make_failure(rank, by_input=True, time_s=1.0))
+        end.close()
+    links = {start: rank for rank, (start, _) in enumerate(pipes)}
+    with pytest.raises(ConfigError, match="from 0"):
+        processes._listen(links, children=[], say=lines.append, stop=StopRequest())
+    assert len(lines) == 500
+
+
+def test_a_fault_that_rank_0_does_not_know_is_raised_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "INPUT_WAIT_S", 0.1)
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+    pipes[1][1].send(make_failure(1, by_input=True, time_s=1.0))
+    pipes[1][1].close()
+    links = {start: rank for rank, (start, _) in enumerate(pipes)}
+    with pytest.raises(ConfigError, match="from 1"):
+        processes._listen(links, children=[], say=print, stop=StopRequest())
+
+
 def test_a_failure_says_whose_fault_it_is() -> None:
     for error, by_input in ((ValueError("a\nb"), True), (OSError(28, "No space"), True), (KeyError("x"), False)):
         try:
@@ -67,6 +92,7 @@ def test_the_second_signal_interrupts() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
         assert stop.signal_number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)  # from another program that ends the cluster too
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -134,13 +134,39 @@ def test_a_long_file_is_thinned_out(tmp_path: Path) -> None:
     assert read_thinned(tmp_path / "absent.jsonl", most=4) == []
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n', "3\n", '\0\0}\n{"step": 3}\n'])
+@pytest.mark.parametrize(
+    "tail",
+    ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n', "3\n", '{"step": true}\n', "[" * 100_000 + "\n", "\0\0\0"],
+)
 def test_a_torn_or_unwritten_end_is_cut(tmp_path: Path, tail: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n' + tail)
     assert read_json_lines(path) == [{"step": 1}, {"step": 2}]  # so do those who read before the run goes on
     JsonLines(path, keep_through=9).close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+DAMAGE = ['{"step": 3, "lo\n', "\0\0\0\n", "{}\n", "[" * 9999 + "\n", '{"step": "4"}\n', "\xff\n", "\n"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_inside_costs_no_later_record(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of the disk that was lost, or an editor: what follows is read, and a run goes on behind it."""
+    path = tmp_path / "m.jsonl"
+    before, after = ([{"step": step, "loss": 0.5} for step in steps] for steps in (range(1, 41), range(41, 81)))
+    text = "".join(json.dumps(each) + "\n" for each in before) + damage
+    whole = text + "".join(json.dumps(each) + "\n" for each in after)
+    path.write_text(whole, encoding="latin-1")
+    for size in (2**20, 64):
+        monkeypatch.setattr(metrics, "BLOCK_BYTES", size)
+        assert read_json_lines(path) == before + after
+        assert read_last_lines(path)[-1:] == after[-1:]
+        assert read_last_lines(path, through=40)[-1:] == before[-1:]
+        assert read_thinned(path, most=1000) == before + after
+        JsonLines(path, keep_through=80).close()
+        assert path.read_text(encoding="latin-1") == whole
+    JsonLines(path, keep_through=60).close()
+    assert read_json_lines(path) == before + after[:20]
 
 
 def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:
