@@ -23,6 +23,7 @@ from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate
 from trainer.config import ModelConfig
 from trainer.hf.folder_config import (
+    CONFIG_FILE,
     PretrainedError,
     check_config,
     choose_layers,
@@ -101,9 +102,23 @@ def compare_folder(
     """
     settings = read_config(folder)
     check_config(config, settings=settings, folder=folder)
+    _check_size(config, count=settings.get("num_hidden_layers", 12), folder=folder)
     rows = _find_token_rows(config, folder=folder, data_tokenizer=data_tokenizer)
     notes = [describe_layers(config, settings=settings), "" if rows is None else rows.describe()]
     return rows, [note for note in notes if note]
+
+
+def _check_size(config: ModelConfig, *, count: int, folder: Location) -> None:
+    """Raise PretrainedError if the file of weights is too short for `count` layers of the shape of `config`, before
+    these take memory."""
+    path = locate(folder, WEIGHTS_FILE)
+    file, shape = storage.find_file(path), config.shape
+    least = count * (4 * shape.width**2 + 2 * shape.width * shape.feed_forward)  # a byte for each weight
+    if file is not None and file.size < least:
+        raise PretrainedError(
+            f"{path}: has {file.size:,} bytes, too few for the {count} layers of width {shape.width} in {CONFIG_FILE}; "
+            f"copy both again"
+        )
 
 
 def _find_token_rows(config: ModelConfig, *, folder: Location, data_tokenizer: str | Path) -> TokenRows | None:
@@ -129,6 +144,7 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
+    _check_size(config, count=config.num_layers, folder=source)
     model = BertForPretraining(config, vocabulary_size=settings.get("vocab_size", 30_522))
     lacked = load_weights(model, folder=source)
     return model.eval(), not lacked

@@ -19,7 +19,7 @@ from trainer.config import ModelConfig
 from trainer.evaluate import evaluate
 from trainer.export.folder import export
 from trainer.hf.folder_config import PretrainedError
-from trainer.hf.pretrained import GivenWeights, initialize_from, load_model
+from trainer.hf.pretrained import GivenWeights, compare_folder, initialize_from, load_model
 from trainer.hf.token_rows import spell
 from trainer.hf.weight_names import to_transformers
 from trainer.launch.preflight import check, check_model, resolve_model
@@ -278,6 +278,21 @@ def test_a_part_of_a_head_is_damage(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(PretrainedError, match=r"lacks bert\.pooler\.dense\.bias"):
         start(tmp_path, tokens=OLD, data=tmp_path)
+
+
+def test_a_shape_larger_than_its_file_takes_no_memory(tmp_path: Path) -> None:
+    save_bert(tmp_path, "BertForPreTraining")
+    write_tokenizer(tmp_path, OLD)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    huge = {"num_hidden_layers": 1000, "hidden_size": 60_000, "intermediate_size": 200_000}
+    (tmp_path / "config.json").write_text(json.dumps({**settings, **huge}))
+    message = r"model\.safetensors: has .* bytes, too few for the 1000 layers of width 60000 in config\.json; copy both"
+    with pytest.raises(PretrainedError, match=message):
+        load_model(tmp_path)
+    given = {"initialize_from": str(tmp_path)}
+    config = resolve_model(make_config(tmp_path / "d", tmp_path / "r", model=given), saved=None).model
+    with pytest.raises(PretrainedError, match=message):
+        compare_folder(config, folder=tmp_path, data_tokenizer=tmp_path)
 
 
 # --- a whole run
