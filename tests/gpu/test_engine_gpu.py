@@ -96,7 +96,7 @@ def check_non_finite(rank: int) -> None:
 
 
 def measure_large(rank: int, folder: Path) -> None:
-    from packed import random_batch
+    from packed import on_device, random_batch
 
     for stage in (1, 3):
         settings: dict[str, Any] = {
@@ -140,17 +140,6 @@ def measure_large(rank: int, folder: Path) -> None:
             f"{ready - built:.1f} s, save: pause {times[0][0]:.2f} then {times[1][0]:.2f} s, committed after "
             f"{times[0][1]:.1f} and {times[1][1]:.1f} s, verify + restore {restored:.1f} s, peak {peak:.1f} GiB",
         )
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    import dataclasses
-
-    moved = {
-        field.name: value.to(device)
-        for field in dataclasses.fields(batch)
-        if isinstance(value := getattr(batch, field.name), torch.Tensor)
-    }
-    return dataclasses.replace(batch, **moved)
 
 
 def say(rank: int, line: str) -> None:

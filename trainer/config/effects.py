@@ -57,6 +57,7 @@ def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
     """Return the settings that have no effect in this config, whether they were given or not."""
     return [
         *_find_in_places(config),
+        *_find_in_model(config),
         *_find_in_guard(config),
         *_find_in_schedule(config),
         *_find_in_checkpoint(config),
@@ -81,6 +82,17 @@ def _find_in_places(config: TrainerFields) -> Iterator[IdleSetting]:
     if config.min_workers is None:
         why = "without min_workers a run neither shrinks nor grows"
         yield IdleSetting("resize_interval_s", why, "set min_workers")
+
+
+def _find_in_model(config: TrainerFields) -> Iterator[IdleSetting]:
+    model = config.model
+    if model.initialize_from is None:
+        for key in ("initialize_layers", "new_tokens"):
+            why = "it is for the weights of another model"
+            yield IdleSetting(f"model.{key}", why, "set model.initialize_from")
+    if None not in (model.layers, model.heads, model.hidden_size):
+        why = "model.layers, model.heads and model.hidden_size replace all of it"
+        yield IdleSetting("model.size", why, "leave out one of them")
 
 
 def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:

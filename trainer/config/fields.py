@@ -52,6 +52,10 @@ class TrainerFields(Settings):
     communication_data_type: Literal["as_computed", "fp32"] = "as_computed"
     """Number format in which workers send and sum gradients. as_computed: the format of `precision`, or fp32 if ZeRO 1
     has already summed several micro-batches. fp32: a more exact sum, for twice the bytes."""
+    recompute: Literal["none", "layers", "auto"] = "none"
+    """Activation checkpointing. layers: store only the inputs of the layers in training, and compute the layers again
+    in backward. This takes a fraction of the memory and a third more computation, and gives the same results. auto:
+    layers if a step, or a derived micro-batch of 2,048 tokens, would otherwise not fit the smallest GPU."""
     compile: bool | None = None
     """Compile the model with torch.compile, which takes a minute at the start. Null: on GPUs with ZeRO 0 to 2."""
     self_check: bool = True

@@ -6,10 +6,12 @@ from trainer.engine.memory import (
     MICRO_BATCH_STEP,
     Card,
     count_parameters,
+    judge_heads,
     judge_memory,
     largest_micro_batch,
     may_use_gpus,
     name_remedies,
+    resolve_recompute,
     with_largest_micro_batch,
 )
 from trainer.engine.optimizers import MOMENTS

@@ -32,6 +32,7 @@ from trainer.engine.gradients import PartitionedGradients
 from trainer.engine.host_copy import HostCopy
 from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
+from trainer.model import Encoder
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
 """A function of (name, start, stop). It returns a dict with the keys "parameter", "exp_avg" and "exp_avg_sq". The
@@ -93,6 +94,9 @@ class Engine:
         self.loss_scale = LossScale(INITIAL_LOSS_SCALE if config.precision == "fp16" else 1.0)
         self._dynamic_scale = config.precision == "fp16"
         self._clip_norm = config.optimizer.clip_norm
+        for module in model.modules():
+            if isinstance(module, Encoder):
+                module.recompute = config.recompute == "layers"
         model.to(device)
         parameters = zero_state.trainable_parameters(model)
         initial_weights = (

@@ -54,7 +54,7 @@ def render_model_card(
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
         "---",
         "",
-        f"# BERT ({config.model.size}), pretrained with Cloze",
+        f"# BERT ({config.model.name}), pretrained with Cloze",
         "",
         f"{num_parameters:,} parameters: {config.model.num_layers} layers, {config.model.num_heads} heads, width "
         f"{config.model.width}, {config.model.max_positions} positions, vocabulary {manifest.vocabulary_size:,}, "

@@ -92,7 +92,7 @@ def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = Fals
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
     if options.rows is None or options.tokens is None:
-        return check(config, fresh=fresh)
+        return check(config, fresh=fresh, gpu=options.gpu)
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 
@@ -137,9 +137,9 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
     if options.tokens_per_second is not None:
         rate, origin = options.tokens_per_second * config.workers, "stated"
     elif options.gpu is not None and work:
-        tflops, _ = planned.tflops_of(options.gpu, size=config.model.size)
+        tflops, _ = planned.tflops_of(options.gpu, config=config)
         rate = tokens / work * tflops * 1e12 * config.workers
-        origin = planned.describe_origin(options.gpu, size=config.model.size)
+        origin = planned.describe_origin(options.gpu, config=config)
     else:
         steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
         if steps:

@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "zero_stage",
     "precision",
     "communication_data_type",
+    "recompute",
     "checkpoint",
     "guard",
     "evaluation",

@@ -32,12 +32,10 @@ from trainer.checkpoint import (
     verify,
     verify_together,
 )
-from trainer.config import CONFIG_NAME, TrainerConfig, validate_saved
+from trainer.config import CONFIG_NAME, SHAPE_SETTINGS, ModelConfig, TrainerConfig, validate_saved
 from trainer.data import OpenPhase, Phase, PlanState, find_start, resolve_phases
 from trainer.engine import Engine
 
-_SAME_MODEL = ("size", "max_positions", "activation", "norm")
-"""Model settings that must match the checkpoint's weights."""
 _GUARD_KEPT = ("skips", "losses", "phase")
 """Entries of the divergence guard's state that a branch keeps if its data continue, because they describe the data and
 the loss curve."""
@@ -108,9 +106,11 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     source = locate(str(config.resume_from))
     state = read_state(source)
     before = source_config(config)
-    for key in _SAME_MODEL:
-        source_value, own_value = getattr(before.model, key), getattr(config.model, key)
-        if source_value != own_value:
+    wanted, own = _facts_of_weights(before.model), _facts_of_weights(config.model)
+    same_shape = before.model.shape == config.model.shape
+    for key, source_value in wanted.items():
+        own_value = own[key]
+        if source_value != own_value and not (key == "size" and same_shape):
             raise ConfigError(
                 f"resume_from={source}: was trained with model.{key}={source_value}, but this run has "
                 f"model.{key}={own_value}; set model.{key}={source_value}"
@@ -124,6 +124,13 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     _check_vocabulary(source, state=state, before=before, phases=phases)
     find_start(phases, PlanState.from_tree(start.state.plan_state))
     return start
+
+
+def _facts_of_weights(model: ModelConfig) -> dict[str, Any]:
+    """Return the values of the model settings that must match a checkpoint's weights, with the numbers of `size` for
+    settings that are null."""
+    facts = {key: getattr(model, key) for key in ("size", "max_positions", "activation", "norm")}
+    return {**facts, **dict(zip(SHAPE_SETTINGS, model.shape, strict=True))}
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
@@ -298,9 +305,16 @@ def branch_command(config: TrainerConfig, *, before: int) -> str:
         key, rate = (key, rate) if own is None else (f"phases.{phase}.learning_rate", own)
     settings = [
         *([f"resume_from={checkpoints[-1]}"] if checkpoints else []),
-        *(["model.initialize_from=null"] if checkpoints and config.model.initialize_from is not None else []),
+        *(_forget_start(config.model) if checkpoints and config.model.initialize_from is not None else []),
         f"output={run}-from-{step}",
         f"{key}={rate / 2:g}",
     ]
     file = str(locate(run, CONFIG_NAME)) if isinstance(run, Path) else "YOUR_CONFIG"
     return shlex.join(["python", "trainer/run.py", "--config", file, *settings])
+
+
+def _forget_start(model: ModelConfig) -> list[str]:
+    """Return overrides that replace the settings of `model` about the weights of another model by their defaults."""
+    settings = ["model.initialize_from=null"]
+    settings += ["model.initialize_layers=all"] if model.initialize_layers != "all" else []
+    return settings + (["model.new_tokens=refuse"] if model.new_tokens != "refuse" else [])

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
-from trainer.config import CONFIG_NAME, ModelConfig, TrainerConfig
+from trainer.config import CONFIG_NAME, MODEL_SHAPES, ModelConfig, TrainerConfig
 from trainer.data import MicroBatchStream, OpenPhase, PlanState, find_start, lanes_of, open_phases, resolve_phases
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
@@ -82,7 +83,7 @@ def run_share(
     if files.is_local_copy and rank == 0:
         link.say(f"logs are written to {files.folder} and sent to {files.run} with every checkpoint and at the end")
     found = find_together(run_directory)
-    engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
+    engine, given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
@@ -123,7 +124,7 @@ def run_share(
     def train_on(saved: CheckpointState | None) -> int:
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
-        rows_before = rows_given if saved is None else saved.rows
+        rows_before = given.rows if saved is None else saved.rows
         feed = RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases))
         log = open_log(resume_step=first_step)
         context = TrainContext(
@@ -141,7 +142,7 @@ def run_share(
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
-        lines = [describe_start(config, place=place, device=device, start=start)]
+        lines = [describe_start(config, place=place, device=device, start=start, given=given.notes)]
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
         if world_size != config.workers:  # with the configured number, the user has seen these lines already
             lines += phases[start.phase].describe_empty(world_size)
@@ -258,17 +259,26 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     return open_phases(phases, manifests=[manifests[phase.config.data] for phase in phases])
 
 
+@dataclass(frozen=True, slots=True)
+class GivenStart:
+    """What the weights with which a run begins come with. Empty if they are random."""
+
+    rows: dict[str, Any]
+    """Facts about the rows that the weights were trained on, as in CheckpointState.rows: "longest" (the most tokens
+    that a row may have) and "next_sentence" (whether the weights can predict next sentences)."""
+    notes: tuple[str, ...]
+    """What was not copied as it is from the model in model.initialize_from, for the user."""
+
+
 def build_engine(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], place: WorkerPlace, device: torch.device, begun: bool
-) -> tuple[Engine, dict[str, Any]]:
-    """Return the engine, and facts about the rows that the model's initial weights were trained on.
+) -> tuple[Engine, GivenStart]:
+    """Return the engine, and what the model's initial weights come with.
 
     `begun` says whether the run has checkpoints. If it has none and model.initialize_from is set, the weights come from
-    that model. The facts are then "longest" (the most tokens that a row may have) and "next_sentence" (whether the
-    weights can predict next sentences), as in CheckpointState.rows. Otherwise the weights are random and the facts are
-    {}. A checkpoint, if there is one, replaces the random weights later.
+    that model. Otherwise the weights are random. A checkpoint, if there is one, replaces the random weights later.
     """
-    rows: dict[str, Any] = {}
+    start = GivenStart({}, ())
     manifest, data = phases[0].manifest, phases[0].phase.config.data
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     if config.model.output_bias == "unigram":
@@ -278,11 +288,11 @@ def build_engine(
     if config.model.initialize_from is not None and not begun:
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
         given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
-        longest = read_longest(locate(config.model.initialize_from))
-        rows = {"longest": min(longest, config.model.max_positions), "next_sentence": given}
+        longest = min(read_longest(locate(config.model.initialize_from)), config.model.max_positions)
+        start = GivenStart({"longest": longest, "next_sentence": given.pair_heads}, given.notes)
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
-    return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
+    return Engine(model, config=config, device=device, micro_batches=micro_batches), start
 
 
 def warn_of_cpu(model: ModelConfig) -> list[str]:
@@ -290,26 +300,30 @@ def warn_of_cpu(model: ModelConfig) -> list[str]:
 
     For GPU speeds see bench/trainer.md.
     """
-    if model.size not in ("base", "large"):
+    layers, _, width = MODEL_SHAPES["medium"]
+    if model.num_layers * model.width**2 <= layers * width**2:
         return []
     return [
-        f"WARNING: BERT {model.size} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
+        f"WARNING: {model.title} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
         f"machine with GPUs, or a smaller model.size"
     ]
 
 
-def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
+def describe_start(
+    config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState, given: Sequence[str] = ()
+) -> str:
     """Return a line such as `resumed at step 40` or `training from step 0`, with model, workers and devices.
 
-    `start` is the position in the data from which training starts.
+    `start` is the position in the data from which training starts. `given` says what was not copied as it is from the
+    model in model.initialize_from.
     """
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     if config.model.initialize_from is not None and not start.step:
-        source = f" (with the weights of {config.model.initialize_from})"
+        source = f" ({'; '.join((f'with the weights of {config.model.initialize_from}', *given))})"
     phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
-        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "
+        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: {config.model.title}, "
         f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
         f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
         f"ZeRO {config.zero_stage}"

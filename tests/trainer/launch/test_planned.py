@@ -83,6 +83,20 @@ def test_a_gpu_by_name_gives_time_and_price(
     assert lines[-1].startswith("machines: planned for 8 workers on cuda elsewhere")
 
 
+def test_recomputation_takes_a_third_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rows=60e6", "--tokens=14e9", "--gpu=H200"]
+    rates = []
+    for recompute in ("none", "layers"):
+        lines = plan(tmp_path, capsys, *flags, recompute=recompute)
+        (time,) = [line for line in lines if line.startswith("time: ")]
+        rates.append(float(time.split(" at ")[1].split()[0].replace(",", "")))
+    assert rates[1] == pytest.approx(0.75 * rates[0], rel=1e-4)
+    assert time.endswith(
+        "(not measured for BERT large on H200: assumes the same share of peak as an H200, less a quarter for "
+        "recompute=layers)"
+    )
+
+
 def test_a_set_that_is_there_is_planned_for_other_gpus_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_small_set(tmp_path / "set")
     small = {"model": {"size": "tiny"}, "batch": {"pairs": 8, "lanes": 4}, "workers": 2}

@@ -104,6 +104,10 @@ def test_the_run_stops_when_it_went_back_often_enough(tmp_path: Path) -> None:
     assert "step-00000007' model.initialize_from=null 'output=" in str(
         guard.give_up(RollBack(fault, step=9), config=given, why="")
     )
+    chosen = {"initialize_from": "/models/x", "initialize_layers": "every_other", "new_tokens": "pieces"}
+    given = config.model_copy(update={"model": config.model.model_copy(update=chosen)})
+    forgotten = "model.initialize_from=null model.initialize_layers=all model.new_tokens=refuse 'output="
+    assert f"step-00000007' {forgotten}" in branch_command(given, before=9)
     assert branch_command(config, before=2).endswith(f"'output={output}-from-0' optimizer.learning_rate=0.0015")
     phases = {"phases": ({"max_steps": 5}, {"learning_rate": 1e-3}), "schedule": {"span": "phase"}}
     phased = make_config(tmp_path, output, **phases)
