@@ -3,7 +3,7 @@
 The ranks write into a draft (a checkpoint not yet valid, see trainer/checkpoint/commit.py) and signal each other by
 files. They wait for each other until a deadline, so that one rank's failure ends the save on all ranks. Cost: training
 pauses while each rank copies its parts of the parameters and moments into host memory. The copies take 12 bytes per
-parameter over all ranks. Their memory is pinned if there is a GPU.
+parameter over all ranks (8 if the optimizer keeps one moment). Their memory is pinned if there is a GPU.
 """
 
 from __future__ import annotations

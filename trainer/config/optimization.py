@@ -11,18 +11,21 @@ from trainer.config.number_types import Count, Positive, PositiveFloat, Probabil
 
 
 class OptimizerConfig(Settings):
-    """The settings of the optimizer, AdamW. Biases and LayerNorm have no weight decay."""
+    """The settings of the optimizer. Biases and LayerNorm have no weight decay."""
 
-    name: Literal["adamw"] = "adamw"
-    """Update rule."""
+    name: Literal["adamw", "lamb", "radam", "sgd", "muon"] = "adamw"
+    """Update rule. lamb: the update of each matrix (query, key and value apart) is as long as the matrix. muon: Muon
+    for the matrices of hidden layers, at AdamW's learning rates; AdamW for all others."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     beta1: Probability = 0.9
-    """Decay of the first moment."""
+    """Decay of the first moment. sgd: momentum."""
     beta2: Probability = 0.999
     """Decay of the second moment."""
     epsilon: PositiveFloat = 1e-6
     """Number added to the root of the second moment."""
+    momentum: Probability = 0.95
+    """Muon's momentum, for the matrices of hidden layers."""
     bias_correction: bool = True
     """Divide the moments by 1 - beta^step, as Adam's paper does. false: do not, as in google-research/bert, which makes
     the first updates larger (3.2 times at the defaults)."""
