@@ -58,6 +58,7 @@ def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
     return [
         *_find_in_places(config),
         *_find_in_guard(config),
+        *_find_in_optimizer(config),
         *_find_in_schedule(config),
         *_find_in_checkpoint(config),
         *_find_in_deepspeed(config),
@@ -98,6 +99,14 @@ def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:
     if guard.max_rollbacks == 0:
         why = "with guard.max_rollbacks=0 the run never rolls back"
         yield IdleSetting("guard.skip_before", why, "raise guard.max_rollbacks")
+
+
+def _find_in_optimizer(config: TrainerFields) -> Iterator[IdleSetting]:
+    name = config.optimizer.name
+    idle = {"sgd": ("beta2", "epsilon", "bias_correction", "momentum"), "radam": ("bias_correction", "momentum")}
+    for key in idle.get(name, () if name == "muon" else ("momentum",)):
+        remedy = "set optimizer.name=muon" if key == "momentum" else "set optimizer.name=adamw"
+        yield IdleSetting(f"optimizer.{key}", f"optimizer.name={name} does not use it", remedy)
 
 
 def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:

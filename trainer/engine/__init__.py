@@ -5,6 +5,7 @@ from trainer.engine.host_copy import HostCopy
 from trainer.engine.memory import (
     MICRO_BATCH_STEP,
     Card,
+    count_moments,
     count_parameters,
     judge_memory,
     largest_micro_batch,

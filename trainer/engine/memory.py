@@ -5,7 +5,7 @@ which the ZeRO stage partitions states, micro-batches of T tokens, and L layers 
 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
     masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
-    moments      8 N / W         (stage 0: 8 N)
+    moments      8 N / W         (stage 0: 8 N; sgd, and muon for hidden matrices: half)
     gradients    e N / W; 4 N / W if a step sums several micro-batches, and then 4 N more in stage 1 with W > 1
                  (stage 0: 4 N)
     buckets      2 x 2^25 e      for gradients that are reduced together (stage 0: 4 N)
@@ -84,7 +84,7 @@ def estimate_memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),
             "masters": 4 * shared if stage else 0,
-            "moments": 8 * shared,
+            "moments": 4 * count_moments(config, vocabulary_size=vocabulary_size) * shared / numel,
             "gradients": (4 if several or not stage else size) * shared + whole,
             "buckets": 2 * size * min(LARGEST_BUCKET, numel) if stage else 4 * numel,
             "activations and loss": max(activations + loss, ends),
@@ -234,6 +234,14 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
     layer = attention + (width * inner + inner) + (inner * width + width) + 4 * width
     heads = 2 * (width * width + width) + 2 * width + vocabulary_size + 2 * width + 2
     return embeddings + model.num_layers * layer + heads
+
+
+def count_moments(config: TrainerConfig, *, vocabulary_size: int) -> int:
+    """Return how many numbers the optimizer keeps beside the weights, over all ranks: two for each weight, or one where
+    SGD or Muon updates it."""
+    model, numel = config.model, count_parameters(config.model, vocabulary_size=vocabulary_size)
+    hidden = (12 * model.num_layers + 2) * model.width**2  # of the layers, the pooler and the masked-LM head
+    return 2 * numel - {"sgd": numel, "muon": hidden}.get(config.optimizer.name, 0)
 
 
 def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> float:

@@ -23,7 +23,7 @@ from pipeline.storage import free_bytes, locate
 from pipeline.units import count_of, describe_bytes, describe_seconds
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase
-from trainer.engine import count_parameters
+from trainer.engine import count_moments, count_parameters
 from trainer.launch import planned
 from trainer.launch.preflight import CheckResult, check
 from trainer.telemetry import METRICS_NAME, read_last_lines
@@ -31,8 +31,6 @@ from trainer.train import steps_done, warn_of_cpu
 
 FLAG, RATE, PRICE, GPU, ROWS, TOKENS = "--dry-run", "--tokens-per-second", "--price", "--gpu", "--rows", "--tokens"
 FLAGS = (FLAG, *(f"{name}=" for name in (RATE, PRICE, GPU, ROWS, TOKENS)))
-BYTES_PER_PARAMETER = 12
-"""Bytes of a checkpoint per parameter: the weight and two moments in fp32."""
 RECENT_STEPS = 100
 
 
@@ -164,7 +162,8 @@ def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewher
     will then use another machine's disk. Raises ConfigError if the disk has too little free space for even one
     checkpoint.
     """
-    num_bytes = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
+    weights = count_parameters(config.model, vocabulary_size=vocabulary_size)
+    num_bytes = 4 * (weights + count_moments(config, vocabulary_size=vocabulary_size))  # in fp32
     best = config.checkpoint.keep_best * max(1, len(config.phases))
     kept = config.checkpoint.keep_last + best + 1  # plus the checkpoint being written
     if config.checkpoint.keep_every_steps is not None:

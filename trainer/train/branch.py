@@ -38,6 +38,8 @@ from trainer.engine import Engine
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the checkpoint's weights."""
+_SAME_MOMENTS = ("adamw", "lamb", "radam")
+"""Optimizers that keep the same moments, so that a branch may change from one to another."""
 _GUARD_KEPT = ("skips", "losses", "phase")
 """Entries of the divergence guard's state that a branch keeps if its data continue, because they describe the data and
 the loss curve."""
@@ -115,6 +117,13 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
                 f"resume_from={source}: was trained with model.{key}={source_value}, but this run has "
                 f"model.{key}={own_value}; set model.{key}={source_value}"
             )
+    names = before.optimizer.name, config.optimizer.name
+    if names[0] != names[1] and not set(names) <= set(_SAME_MOMENTS):
+        raise ConfigError(
+            f"resume_from={source}: was trained with optimizer.name={names[0]}, whose moments optimizer.name={names[1]} "
+            f"cannot continue; set optimizer.name={names[0]}, or export the run and start with "
+            f"model.initialize_from, without moments"
+        )
     if state.step >= config.max_steps:
         raise ConfigError(
             f"resume_from={source}: {state.step:,} steps are done, and max_steps={config.max_steps:,} includes them; "

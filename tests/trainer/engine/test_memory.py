@@ -81,6 +81,13 @@ def test_states_are_shared_out_as_the_stages_say() -> None:
         assert {name: found[name] / numel for name in wanted} == pytest.approx(wanted), (stage, lanes, workers)
 
 
+@pytest.mark.parametrize(("name", "bytes_each"), [("lamb", 8.0), ("radam", 8.0), ("sgd", 4.0), ("muon", 4.38)])
+def test_moments_are_those_of_the_optimizer(name: str, bytes_each: float) -> None:
+    """BERT-Large has 302 M weights in the matrices of its layers and 2 M in those of pooler and masked-LM head."""
+    plain, other = estimate(large()).parts["moments"], estimate(large(optimizer={"name": name})).parts["moments"]
+    assert other / plain == pytest.approx(bytes_each / 8, rel=2e-3)
+
+
 def test_precision_and_micro_batches_count() -> None:
     half, whole = estimate(large(), tokens=16_384), estimate(large())
     assert half.total < 0.65 * whole.total
