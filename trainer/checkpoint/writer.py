@@ -107,6 +107,7 @@ class CheckpointWriter:
         guard: Mapping[str, Any] | None = None,
         data_hash: str = "",
         rows: Mapping[str, Any] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """Copy the run's state after `step` steps, and start a thread that writes the checkpoint.
 
@@ -132,6 +133,7 @@ class CheckpointWriter:
                 guard=dict(guard or {}),
                 data_hash=data_hash,
                 rows=dict(rows or {}),
+                seconds=seconds,
             ),
             slices=self._copy_slices(),
             generators=_generators(engine.device),

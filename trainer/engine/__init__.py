@@ -13,7 +13,7 @@ from trainer.engine.memory import (
     name_remedies,
     with_largest_micro_batch,
 )
-from trainer.engine.schedules import learning_rate
+from trainer.engine.schedules import corners, learning_rate
 from trainer.engine.self_check import check_compiled_model
 from trainer.engine.update_rules import MOMENTS
 from trainer.engine.zero_state import LocalSlice

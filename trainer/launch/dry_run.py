@@ -23,7 +23,7 @@ from pipeline.storage import free_bytes, locate
 from pipeline.units import count_of, describe_bytes, describe_seconds
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase
-from trainer.engine import count_moments, count_parameters
+from trainer.engine import corners, count_moments, count_parameters
 from trainer.launch import planned
 from trainer.launch.preflight import CheckResult, check
 from trainer.telemetry import METRICS_NAME, read_last_lines
@@ -105,6 +105,7 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
     tokens = tokens_left(phases, done=done)
     amount = f"{tokens / 1e6:,.1f} M" if tokens >= 50_000 else f"{tokens:,.0f}"
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {amount} tokens"
+    yield describe_rate(config)
     work = planned.count_work(config.model, phases=phases, done=done)
     yield from describe_time(config, options, tokens=tokens, work=work)
     elsewhere = needs_other_machine(config, options)
@@ -113,6 +114,14 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
     yield machines
     if " on cpu" in machines:
         yield from warn_of_cpu(config.model)
+
+
+def describe_rate(config: TrainerConfig) -> str:
+    """Return a line with the learning rate at the ends and corners of the schedule."""
+    unit = "{:,.4g} h" if config.max_hours is not None else "step {:,.0f}"
+    places = [f"{rate:.4g} at {unit.format(place)}" for place, rate in corners(config)]
+    name = "by phase" if config.phases and config.schedule.span == "phase" else config.schedule.name
+    return f"learning rate ({name}): {', '.join(places)}"
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:

@@ -25,6 +25,7 @@ MAY_CHANGE = (
     "output",
     "working_folder",
     "max_steps",
+    "max_hours",
     "workers",
     "min_workers",
     "device",
@@ -111,7 +112,7 @@ def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Ch
     `before` is the config that the run stored, and `now` is the config that continues the run.
     """
     done = checkpoints.newest_step
-    if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
+    if now.max_hours is not None or before.max_steps == now.max_steps or not 0 < done < now.max_steps:
         return []
     last, following = learning_rate(done, before), learning_rate(done + 1, now)
     if following == (learning_rate(done + 1, before) if done < before.max_steps else last):

@@ -117,6 +117,11 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
                 f"resume_from={source}: was trained with model.{key}={source_value}, but this run has "
                 f"model.{key}={own_value}; set model.{key}={source_value}"
             )
+    if config.is_done(step=0, seconds=state.seconds):
+        raise ConfigError(
+            f"resume_from={source}: {state.seconds / 3600:,.2f} hours are used, and max_hours={config.max_hours} "
+            f"includes them; raise max_hours, or give an earlier checkpoint"
+        )
     names = before.optimizer.name, config.optimizer.name
     if names[0] != names[1] and not set(names) <= set(_SAME_MOMENTS):
         raise ConfigError(
@@ -249,7 +254,12 @@ def begin_branch(
     if not state.rows:
         state = replace(state, rows=_derive_rows(config, phases=phases))
     checkpoints.save(
-        state.step, plan_state=state.plan_state, guard=state.guard, data_hash=state.data_hash, rows=state.rows
+        state.step,
+        plan_state=state.plan_state,
+        guard=state.guard,
+        data_hash=state.data_hash,
+        rows=state.rows,
+        seconds=state.seconds,
     )
     checkpoints.finish()
     return state

@@ -28,7 +28,7 @@ from trainer.train.branch import begin_branch
 from trainer.train.divergence import DivergenceGuard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
 from trainer.train.link import Link, Outcome, WorkerPlace
-from trainer.train.loop import TrainContext, train
+from trainer.train.loop import Clock, TrainContext, train
 from trainer.train.memory_shortage import memory_shortage_explained
 from trainer.train.prefetch import Feed, RunFeed
 
@@ -94,6 +94,7 @@ def run_share(
     if saved is None and config.resume_from is not None:
         saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = DivergenceGuard(config.guard, tree=None if saved is None else saved.guard)
+    clock = Clock(0.0 if saved is None else saved.seconds)
     resumed_at = 0 if saved is None else saved.step
     gauges = None
     if reader == "ray" and rank == 0:
@@ -138,6 +139,7 @@ def run_share(
             log=log,
             files=files,
             link=link,
+            clock=clock,
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
@@ -159,10 +161,13 @@ def run_share(
             break
         except RollBack as back:
             guard.check_may_go_back(back, config=config)
-            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
+            seconds = clock.seconds
+            saved = go_back(
+                back, guard=guard, checkpoints=checkpoints, engine=engine, config=config, seconds=seconds
+            )
     checkpoints.send_logs()
     engine.close()
-    return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+    return Outcome(first_step=resumed_at, last_step=last_step, finished=config.is_done(step=last_step, seconds=clock.seconds))
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
@@ -173,13 +178,19 @@ def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
 
 
 def go_back(
-    back: RollBack, *, guard: DivergenceGuard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
+    back: RollBack,
+    *,
+    guard: DivergenceGuard,
+    checkpoints: CheckpointWriter,
+    engine: Engine,
+    config: TrainerConfig,
+    seconds: float,
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
     If all checkpoints are from after the first bad step, the newest of all checkpoints is restored. The guard's new
     state says which steps are skipped from now on. Because this state is committed, a run that is killed right
-    afterwards skips the same steps when it resumes. Returns the restored state. All ranks must call this together
+    afterwards skips the same steps when it resumes. `seconds` is the time used by the run, which is not given back. Returns the restored state. All ranks must call this together
     (collective). Raises DivergenceError if there is no checkpoint.
     """
     checkpoints.finish()
@@ -193,7 +204,12 @@ def go_back(
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
     checkpoints.save(
-        saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash, rows=saved.rows
+        saved.step,
+        plan_state=saved.plan_state,
+        guard=guard.to_tree(),
+        data_hash=saved.data_hash,
+        rows=saved.rows,
+        seconds=seconds,
     )
     checkpoints.finish()
     return saved
