@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.dataset.manifest import Manifest
+from trainer.data.mask_draws import MaskDraws
 from trainer.data.micro_batch import MicroBatch, MicroBatchShape
 from trainer.data.plan import Plan, PlanState
 from trainer.data.stream import MicroBatchStream, Step
@@ -34,10 +35,13 @@ def run(
     steps: int,
     state: PlanState | None = None,
     skip_corrupt: bool = False,
+    masks: MaskDraws | None = None,
 ) -> list[tuple[Step, Lanes]]:
     """`steps` steps of all ranks in this process; the first rank's Step, and the micro-batches of every lane."""
     ranks = [
-        MicroBatchStream(plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt)
+        MicroBatchStream(
+            plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt, masks=masks
+        )
         for rank in range(world_size)
     ]
     made = []

@@ -64,6 +64,7 @@ def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
         *_find_in_checkpoint(config),
         *_find_in_deepspeed(config),
         *_find_in_batch(config),
+        *_find_in_masking(config),
         *_find_in_evaluation(config),
         *_find_in_engine(config),
         *_find_overridden(config),
@@ -201,6 +202,13 @@ def _find_in_batch(config: TrainerFields) -> Iterator[IdleSetting]:
     if all(batch.lanes is not None or batch.tokens_per_slot is not None for batch in batches):
         why = "it limits micro-batches that are derived, but batch.lanes or batch.tokens_per_slot is given"
         yield IdleSetting("batch.greatest_slot", why, "leave out batch.lanes and batch.tokens_per_slot")
+
+
+def _find_in_masking(config: TrainerFields) -> Iterator[IdleSetting]:
+    for key in type(config.masking).model_fields if config.masking.source == "stored" else ():
+        if key != "source":
+            why = "masking.source=stored uses the masks of the data set"
+            yield IdleSetting(f"masking.{key}", why, "set masking.source=drawn")
 
 
 def _find_in_evaluation(config: TrainerFields) -> Iterator[IdleSetting]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.settings import Settings
-from trainer.config.batch import BatchConfig, IngestConfig
+from trainer.config.batch import BatchConfig, IngestConfig, MaskingConfig
 from trainer.config.deepspeed_settings import DeepSpeedSettings
 from trainer.config.model import ModelConfig, Precision
 from trainer.config.number_types import Count, Positive, PositiveFloat
@@ -35,6 +35,8 @@ class TrainerFields(Settings):
     """The encoder."""
     batch: BatchConfig
     """The global batch."""
+    masking: MaskingConfig = MaskingConfig()
+    """The tokens to predict."""
     max_steps: Positive
     """Total optimizer steps. With max_hours: an upper limit."""
     max_hours: PositiveFloat | None = None

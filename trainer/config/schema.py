@@ -52,6 +52,11 @@ class TrainerConfig(TrainerFields):
                 f"resume_from={self.resume_from} and model.initialize_from={self.model.initialize_from} both give the "
                 f"initial weights; set one of them"
             )
+        if self.max_hours is not None and self.masking.final_rate is not None:
+            raise ValueError(
+                f"masking.final_rate={self.masking.final_rate} is reached at max_steps, which max_hours={self.max_hours} "
+                f"may forestall; leave one of them out"
+            )
         self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")
         _check_pace(self.ingest, self.batch, place="")

@@ -69,6 +69,13 @@ class OpenPhase:
             f"tokens"
         )
         lines = [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+        masking = self.phase.config.masking
+        if masking.source == "drawn":
+            final = "" if masking.final_rate is None else f", moving to {masking.final_rate:.0%} at the last step"
+            lines.append(
+                f"masks: drawn while training, {masking.rate:.0%} of the tokens{final}; {masking.masked_share:.0%} "
+                f"become [MASK], {masking.random_share:.0%} random; evaluation uses the data set's masks"
+            )
         if self.epochs > MANY_EPOCHS:
             lines.append(
                 f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
@@ -132,7 +139,7 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
         try:
-            shape = derive_shape(manifest, batch=phase.config.batch)
+            shape = derive_shape(manifest, batch=phase.config.batch, masking=phase.config.masking)
             seed = order_seed(phase.config.seed, phase=phase.index)
             plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=seed, pairs=shape.pairs)
         except ValueError as error:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest
+from trainer.data.mask_draws import MaskDraws
 from trainer.data.micro_batch import MicroBatch, MicroBatchShape
 from trainer.data.packing import Packer, Rows
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
@@ -68,7 +69,8 @@ class MicroBatchStream:
 
     The steps end only if the plan has just one epoch. Every step calls `all_reduce` once on every rank (None: there is
     only one rank). `reader` is "local" for threads of this process or "ray" for Ray Data; both give the same
-    micro-batches. Memory: one row group per lane, and `read_ahead_blocks` row groups read ahead.
+    micro-batches. With `masks`, masks are drawn instead of taken from the data set. Memory: one row group per lane, and
+    `read_ahead_blocks` row groups read ahead.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
     are lost. Lost rows count as rows that their lane has given. So this lane gives fewer rows, or none, until the other
@@ -88,6 +90,7 @@ class MicroBatchStream:
         read_ahead_blocks: int = 4,
         object_store_mb: int = 256,
         skip_corrupt: bool = False,
+        masks: MaskDraws | None = None,
     ) -> None:
         self._plan, self._state = plan, plan.start() if state is None else state
         plan.check(self._state)
@@ -97,7 +100,11 @@ class MicroBatchStream:
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
         self._queues: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
-        self._packers = {lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane)) for lane in self._cursors}
+        self._masks = masks
+        draw = None if masks is None else self._draw_masks
+        self._packers = {
+            lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane), draw_masks=draw) for lane in self._cursors
+        }
         self._packed: tuple[MicroBatch | None, ...] | None = None
         self._wait_s = 0.0
         epochs = count(self._state.epoch) if plan.pairs is not None else range(self._state.epoch, 1)
@@ -230,6 +237,11 @@ class MicroBatchStream:
             yield from make_slices(self._plan, slices, epoch=epoch)
             rows = self._plan.lane_rows(epoch)
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
+
+    def _draw_masks(self, rows: Rows, start: int, stop: int) -> Rows:
+        """Return `rows` with masks drawn for rows [start, stop) as the next step takes them."""
+        assert self._masks is not None
+        return self._masks.draw(rows, start, stop, step=self._state.step + 1)
 
     def _next_rows(self, lane: int) -> Rows | int:
         """Return the lane's next rows. If these rows cannot be read and are lost, return how many they are.

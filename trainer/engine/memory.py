@@ -21,6 +21,7 @@ are not included; a tenth of a GPU's memory stays free for them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -147,7 +148,8 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
         ways.insert(0, {"greatest_slot" if batch.greatest_slot is not None and not size else "tokens_per_slot": half})
     for way in ways:
         with suppress(PlanError):
-            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way))
+            masking = opened.phase.config.masking
+            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way), masking=masking)
             if smaller.micro_batch.tokens < shape.micro_batch.tokens:
                 changes = [
                     f"{'double' if value == 2 * shape.lanes else 'raise'} {_place(config, opened, name)} to {value:,}"
@@ -214,10 +216,11 @@ def largest_micro_batch(
     Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, but never fewer than `longest`, the length of the data
     set's longest row. Always assumes one worker, because the result must not depend on the number of workers.
     """
+    share = 0.2 if config.masking.source == "stored" else max(0.2, config.masking.greatest_rate + 0.05)
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
             return None
-        shape = MicroBatchShape(tokens=tokens, pairs=-(-tokens // 16), masked=-(-tokens // 5), max_seq_length=longest)
+        shape = MicroBatchShape(tokens=tokens, pairs=-(-tokens // 16), masked=math.ceil(share * tokens), max_seq_length=longest)
         needed = estimate_memory(config, vocabulary_size=vocabulary_size, shape=shape, micro_batches=2, workers=1)
         if needed.total <= USABLE_SHARE * card_bytes:
             return tokens

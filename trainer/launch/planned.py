@@ -76,6 +76,9 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
         manifest = each.manifest
         rows, lengths = manifest.num_rows("train"), manifest.row_lengths("train")
         masked = sum(shard.masked for shard in manifest.shards_of("train")) / manifest.mask_sets
+        masking = each.phase.config.masking
+        if masking.source == "drawn":
+            masked = manifest.num_tokens("train") * (masking.rate + (masking.final_rate or masking.rate)) / 2
         of_set = count_flops(
             model,
             vocabulary_size=manifest.vocabulary_size,

@@ -102,6 +102,8 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
         )
     told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
     lines = [f"changed since this run began: {'; '.join(told)}"] if told else []
+    if saved.max_steps != config.max_steps and config.masking.final_rate is not None:
+        lines.append(f"max_steps {saved.max_steps:,} -> {config.max_steps:,} moves masking.final_rate to another step")
     return lines + _describe_rate(saved, config, checkpoints=checkpoints)
 
 

@@ -19,7 +19,17 @@ from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
 from trainer.config import CONFIG_NAME, ModelConfig, TrainerConfig
-from trainer.data import MicroBatchStream, OpenPhase, PlanState, find_start, lanes_of, open_phases, resolve_phases
+from trainer.data import (
+    MaskDraws,
+    MicroBatchStream,
+    OpenPhase,
+    PlanState,
+    find_start,
+    lanes_of,
+    open_phases,
+    read_tokens,
+    resolve_phases,
+)
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
 from trainer.model import BertForPretraining
@@ -118,6 +128,7 @@ def run_share(
             read_ahead_blocks=config.ingest.read_ahead_blocks,
             object_store_mb=config.ingest.object_store_mb,
             skip_corrupt=config.ingest.skip_corrupt,
+            masks=make_masks(opened),
         )
         return Feed(stream, shape=opened.shape.micro_batch, special=opened.manifest.special, device=device)
 
@@ -168,6 +179,21 @@ def run_share(
     checkpoints.send_logs()
     engine.close()
     return Outcome(first_step=resumed_at, last_step=last_step, finished=config.is_done(step=last_step, seconds=clock.seconds))
+
+
+def make_masks(opened: OpenPhase) -> MaskDraws | None:
+    """Return what draws masks in the phase `opened`, or None if it uses the stored ones."""
+    config, manifest = opened.phase.config, opened.manifest
+    if config.masking.source == "stored":
+        return None
+    return MaskDraws.make(
+        config.masking,
+        tokens=read_tokens(config.data),
+        special=manifest.special,
+        seed=opened.plan.seed,
+        max_steps=config.max_steps,
+        longest=manifest.max_seq_length,
+    )
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
