@@ -111,9 +111,7 @@ def check_rules(rank: int) -> None:
     for name, peak in (("lamb", 2e-2), ("radam", 1e-2), ("sgd", 1e-1), ("muon", 2e-2)):
         final: dict[str, dict[str, torch.Tensor]] = {}
         for stage, precision in ((1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")):
-            config = make_config(
-                zero_stage=stage, precision=precision, optimizer={"name": name, "learning_rate": peak}
-            )
+            config = make_config(zero_stage=stage, precision=precision, optimizer={"name": name, "learning_rate": peak})
             engine = make_engine(config, device=f"cuda:{rank}")
             train(engine, config, first=1, last=8)
             values = gather_state(engine)["parameter"]

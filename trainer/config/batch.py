@@ -37,12 +37,23 @@ class BatchConfig(Settings):
     exact_pairs: bool = False
     """Take exactly `pairs` pairs in every step. Micro-batches are then less full."""
 
+    warmup_steps: Positive | None = None
+    """Number of steps, from the run's first, over which the batch grows in a line to its full size. Steps take micro-batches from some of the
+    lanes in turn, so small steps are short. Null: none."""
+    warmup_from: Rate = 0.1
+    """Share of the batch in the first step, if warmup_steps is set."""
+
     @model_validator(mode="after")
     def _check_unit(self) -> BatchConfig:
         if (self.pairs is None) == (self.tokens is None):
             raise ValueError("give exactly one of batch.pairs and batch.tokens")
         if self.exact_pairs and self.pairs is None:
             raise ValueError("batch.exact_pairs needs batch.pairs")
+        if self.exact_pairs and self.warmup_steps is not None:
+            raise ValueError(
+                f"batch.exact_pairs asks for equal steps, and batch.warmup_steps={self.warmup_steps} for growing ones; "
+                f"leave one of them out"
+            )
         return self
 
 

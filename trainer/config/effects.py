@@ -125,9 +125,7 @@ def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
             why = f"max_hours={config.max_hours} makes schedules over time"
             yield IdleSetting(f"schedule.{part}_steps", why, f"set {fraction}")
         elif steps is not None and not _all_override(config, fraction):
-            yield IdleSetting(
-                fraction, f"schedule.{part}_steps={steps} replaces it", f"set schedule.{part}_steps=null"
-            )
+            yield IdleSetting(fraction, f"schedule.{part}_steps={steps} replaces it", f"set schedule.{part}_steps=null")
     for index, (phase, schedule) in enumerate(zip(config.phases, schedules, strict=False) if by_phase else ()):
         place = f"phases.{index}.schedule"
         for key, users in _SCHEDULES_WITH.items():
@@ -202,6 +200,9 @@ def _find_in_batch(config: TrainerFields) -> Iterator[IdleSetting]:
     if all(batch.lanes is not None or batch.tokens_per_slot is not None for batch in batches):
         why = "it limits micro-batches that are derived, but batch.lanes or batch.tokens_per_slot is given"
         yield IdleSetting("batch.greatest_slot", why, "leave out batch.lanes and batch.tokens_per_slot")
+    if config.batch.warmup_steps is None:
+        why = "without batch.warmup_steps every step has a full batch"
+        yield IdleSetting("batch.warmup_from", why, "set batch.warmup_steps")
 
 
 def _find_in_masking(config: TrainerFields) -> Iterator[IdleSetting]:

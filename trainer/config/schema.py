@@ -101,7 +101,9 @@ def _check_warmup(schedule: ScheduleConfig, *, steps: int, place: str, whole: st
     if warmup is not None and warmup >= steps:
         raise ValueError(f"{place}schedule.warmup_steps={warmup} leaves none of {whole} for the full rate; lower it")
     if schedule.name == "noam" and not (schedule.warmup_fraction if warmup is None else warmup):
-        raise ValueError(f"{place}schedule.name=noam has its peak at the end of the warm-up, and there is none; give one")
+        raise ValueError(
+            f"{place}schedule.name=noam has its peak at the end of the warm-up, and there is none; give one"
+        )
     if schedule.name == "wsd" and decay is not None and decay + (warmup or 0) > steps:
         raise ValueError(
             f"{place}schedule.decay_steps={decay} and warmup_steps={warmup or 0} do not fit {whole}; lower one of them"

@@ -44,6 +44,9 @@ class Step:
     """This rank's micro-batches of the step, in order. None stands for an empty one."""
     lanes: tuple[int, ...]
     """Lane of each micro-batch, or -1 for an empty one without a lane."""
+    used: tuple[bool, ...]
+    """Whether each micro-batch must be computed. False while the batch warms up, if no rank has data for its own
+    micro-batch at this place."""
     num_masked: int
     """Masked positions of the step, over all ranks."""
     num_labelled: int
@@ -94,6 +97,7 @@ class MicroBatchStream:
     ) -> None:
         self._plan, self._state = plan, plan.start() if state is None else state
         plan.check(self._state)
+        self._world_size = world_size
         self._lanes = lanes_of(rank, world_size=world_size, lanes=plan.lanes)
         self._all_reduce = all_reduce
         self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
@@ -103,7 +107,8 @@ class MicroBatchStream:
         self._masks = masks
         draw = None if masks is None else self._draw_masks
         self._packers = {
-            lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane), draw_masks=draw) for lane in self._cursors
+            lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane), draw_masks=draw)
+            for lane in self._cursors
         }
         self._packed: tuple[MicroBatch | None, ...] | None = None
         self._wait_s = 0.0
@@ -178,6 +183,7 @@ class MicroBatchStream:
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
+        used = self._find_used(counts[_CURSORS:] - np.array(self._state.cursors))
         epoch, cursors = self._state.epoch, counts[_CURSORS:]
         while (cursors >= (rows := self._plan.lane_rows(epoch))).all():
             cursors, epoch = cursors - rows, epoch + 1
@@ -194,6 +200,7 @@ class MicroBatchStream:
         return Step(
             micro_batches=micro_batches,
             lanes=tuple(self._lanes),
+            used=used,
             num_masked=int(counts[_MASKED]),
             num_labelled=int(counts[_LABELLED]),
             num_pairs=int(counts[_PAIRS]),
@@ -225,6 +232,13 @@ class MicroBatchStream:
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
+
+    def _find_used(self, taken: NDArray[np.int64]) -> tuple[bool, ...]:
+        """Return Step.used. `taken` [G] says how many rows each lane takes in the step."""
+        if self._plan.warmup is None:
+            return (True,) * len(self._lanes)
+        starts = range(0, taken.size, self._world_size)  # the ranks' micro-batches at one place are of as many lanes
+        return tuple(bool(taken[start : start + self._world_size].any()) for start in starts)
 
     def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
         """Yield the slices of row groups that this rank's lanes read, one epoch after another.

@@ -220,7 +220,9 @@ def largest_micro_batch(
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
             return None
-        shape = MicroBatchShape(tokens=tokens, pairs=-(-tokens // 16), masked=math.ceil(share * tokens), max_seq_length=longest)
+        shape = MicroBatchShape(
+            tokens=tokens, pairs=-(-tokens // 16), masked=math.ceil(share * tokens), max_seq_length=longest
+        )
         needed = estimate_memory(config, vocabulary_size=vocabulary_size, shape=shape, micro_batches=2, workers=1)
         if needed.total <= USABLE_SHARE * card_bytes:
             return tokens

@@ -126,9 +126,7 @@ class RuleOptimizer(torch.optim.Optimizer):
             rows, columns = layout.shapes[chosen[0]]
             whole = update.new_zeros(len(chosen), rows, columns)
             parts = [part for part in layout.parts if part.matrix in places]
-            views = [
-                whole[places[part.matrix]].view(-1)[part.start : part.start + part.length] for part in parts
-            ]
+            views = [whole[places[part.matrix]].view(-1)[part.start : part.start + part.length] for part in parts]
             own = [update[part.offset : part.offset + part.length] for part in parts]
             for view, values in zip(views, own, strict=True):
                 view.copy_(values)

@@ -175,9 +175,7 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
     bases = {}
     if stage in (1, 2):
         groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
-        bases = {
-            id(p): base for base, group in zip(_flat_partitions(optimizer), groups, strict=True) for p in group
-        }
+        bases = {id(p): base for base, group in zip(_flat_partitions(optimizer), groups, strict=True) for p in group}
     for name, p in trainable_parameters(engine.module):
         shape = full_shape(p)
         if stage == 0:

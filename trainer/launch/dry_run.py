@@ -129,9 +129,7 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
 
     `phases` are all parts of the run, and `done` is the number of steps done.
     """
-    return sum(
-        max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
-    )
+    return sum(each.full_steps(done) * each.shape.tokens_mean for each in phases)
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:

@@ -72,7 +72,6 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
     """
     total = 0.0
     for each in phases:
-        steps = max(0, each.phase.last_step - max(done, each.phase.first_step))
         manifest = each.manifest
         rows, lengths = manifest.num_rows("train"), manifest.row_lengths("train")
         masked = sum(shard.masked for shard in manifest.shards_of("train")) / manifest.mask_sets
@@ -86,7 +85,7 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
             num_squared=sum(count * length**2 for length, count in enumerate(lengths)),
             num_masked=round(masked),
         )
-        total += steps * each.shape.pairs_mean * of_set / rows
+        total += each.full_steps(done) * each.shape.pairs_mean * of_set / rows
     return total
 
 

@@ -219,7 +219,9 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
     config, engine = context.config, context.engine
     data = context.feed.next_step()
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)
-    for index, (micro_batch, lane) in enumerate(zip(data.micro_batches, data.lanes, strict=True)):
+    whole = zip(data.micro_batches, data.lanes, data.used, strict=True)
+    used = [(micro_batch, lane) for micro_batch, lane, is_used in whole if is_used]
+    for index, (micro_batch, lane) in enumerate(used):
         batch = context.feed.to_batch(micro_batch)
         torch.manual_seed(dropout_seed(config.seed, step=step, lane=lane))
         with record_function("forward"):
@@ -228,7 +230,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         # The factor is 1, or NaN if this loss is not finite. All ranks decide by the gradient norm, which is then NaN.
         loss = loss * (1.0 + 0.0 * loss.detach())
         with record_function("backward"):
-            engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
+            engine.backward(loss * engine.world_size, last=index + 1 == len(used))
         sums += output.sums()
     host_sums = HostCopy(sums)
     if step < config.max_steps:

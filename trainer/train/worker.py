@@ -173,12 +173,12 @@ def run_share(
         except RollBack as back:
             guard.check_may_go_back(back, config=config)
             seconds = clock.seconds
-            saved = go_back(
-                back, guard=guard, checkpoints=checkpoints, engine=engine, config=config, seconds=seconds
-            )
+            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config, seconds=seconds)
     checkpoints.send_logs()
     engine.close()
-    return Outcome(first_step=resumed_at, last_step=last_step, finished=config.is_done(step=last_step, seconds=clock.seconds))
+    return Outcome(
+        first_step=resumed_at, last_step=last_step, finished=config.is_done(step=last_step, seconds=clock.seconds)
+    )
 
 
 def make_masks(opened: OpenPhase) -> MaskDraws | None:

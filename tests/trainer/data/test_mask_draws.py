@@ -240,7 +240,10 @@ def test_a_run_with_drawn_masks_resumes_bit_for_bit_and_evaluates_on_the_stored_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"masking": {"rate": 0.3}}, r"masking\.rate=0\.3 .*=stored uses the masks of the data set; set masking\.source"),
+        (
+            {"masking": {"rate": 0.3}},
+            r"masking\.rate=0\.3 .*=stored uses the masks of the data set; set masking\.source",
+        ),
         ({"masking": {"source": "drawn", "masked_share": 0.8, "random_share": 0.3}}, r"are more than the whole"),
         ({"masking": {"source": "drawn", "final_rate": 0.3}, "max_hours": 1}, r"max_hours=1\.0 may forestall"),
     ],

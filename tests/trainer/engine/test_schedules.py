@@ -190,10 +190,16 @@ def test_corners_are_where_the_schedule_turns() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "wsd", "warmup_steps": 60, "decay_steps": 50}, r"decay_steps=50 and warmup_steps=60 do not fit max_st"),
+        (
+            {"name": "wsd", "warmup_steps": 60, "decay_steps": 50},
+            r"decay_steps=50 and warmup_steps=60 do not fit max_st",
+        ),
         ({"name": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5}, r"more than the whole; lower one"),
         ({"name": "noam", "warmup_steps": 0}, r"peak at the end of the warm-up, and there is none; give one"),
-        ({"name": "cosine", "power": 2.0}, r"schedule\.power=2\.0 .*cosine does not use it; set schedule\.name=polynomial"),
+        (
+            {"name": "cosine", "power": 2.0},
+            r"schedule\.power=2\.0 .*cosine does not use it; set schedule\.name=polynomial",
+        ),
         ({"name": "noam", "final_factor": 0.5}, r"schedule\.final_factor=0\.5 .*noam does not use it"),
         ({"decay_steps": 5}, r"schedule\.decay_steps=5 .*linear does not use it; set schedule\.name=wsd"),
         ({"decay_fraction": 0.5}, r"schedule\.decay_fraction=0\.5 .*linear does not use it"),

@@ -133,9 +133,7 @@ def follow_the_engine(rank: int, name: str, stage: int, raw: dict[str, Any], pre
 def new_engine(config: Any, *, seed: int = 0) -> Engine:
     torch.manual_seed(seed)
     world_size = torch.distributed.get_world_size()
-    return Engine(
-        StackedModel(), config=config, device=torch.device("cpu"), micro_batches=micro_batches(world_size)
-    )
+    return Engine(StackedModel(), config=config, device=torch.device("cpu"), micro_batches=micro_batches(world_size))
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -201,7 +199,9 @@ def test_bert_gives_muon_its_hidden_matrices_and_says_where_three_are_one() -> N
     model = BertForPretraining(make_config(model={"size": "tiny"}).model, vocabulary_size=64, seed=0)
     names = {id(p): name for name, p in model.named_parameters()}
     groups = parameter_groups(model, weight_decay=0.1, name="muon")
-    found = {rule: {names[id(p)] for g in groups if g["rule"] == rule for p in g["params"]} for rule in ("muon", "adamw")}
+    found = {
+        rule: {names[id(p)] for g in groups if g["rule"] == rule for p in g["params"]} for rule in ("muon", "adamw")
+    }
     inner = {"attention.qkv", "attention.output", "feed_forward.up", "feed_forward.down"}
     hidden = {f"encoder.layers.{layer}.{part}.weight" for layer in (0, 1) for part in inner}
     assert found["muon"] == hidden | {"pooler.dense.weight", "mlm_head.dense.weight"}
