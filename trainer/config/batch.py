@@ -38,8 +38,8 @@ class BatchConfig(Settings):
     """Take exactly `pairs` pairs in every step. Micro-batches are then less full."""
 
     warmup_steps: Positive | None = None
-    """Number of steps, from the run's first, over which the batch grows in a line to its full size. Steps take micro-batches from some of the
-    lanes in turn, so small steps are short. Null: none."""
+    """Number of steps, from the run's first, over which the batch grows in a line to its full size. Steps take
+    micro-batches from some of the lanes in turn, so small steps are short. Null: none."""
     warmup_from: Rate = 0.1
     """Share of the batch in the first step, if warmup_steps is set."""
 
@@ -79,8 +79,8 @@ class MaskingConfig(Settings):
     def _check_shares(self) -> MaskingConfig:
         if self.masked_share + self.random_share > 1.0 + 1e-9:
             raise ValueError(
-                f"masking.masked_share={self.masked_share} and random_share={self.random_share} are more than the whole; "
-                f"lower one of them"
+                f"masking.masked_share={self.masked_share} and random_share={self.random_share} are more than the "
+                f"whole; lower one of them"
             )
         return self
 

@@ -40,9 +40,9 @@ class TrainerFields(Settings):
     max_steps: Positive
     """Total optimizer steps. With max_hours: an upper limit."""
     max_hours: PositiveFloat | None = None
-    """Hours of training after which the run ends, if max_steps did not end it before. Schedules are then over this time:
-    warmup_fraction and decay_fraction are shares of it. A resumed run keeps the time used up to its checkpoint. Null:
-    no limit."""
+    """Hours of training after which the run ends, if max_steps did not end it before. The learning rate then follows
+    this time: warmup_fraction and decay_fraction are shares of it. A resumed run keeps the time used up to its
+    checkpoint. Null: no limit."""
     workers: Positive = 1
     """Number of worker processes: one per GPU if there are GPUs, otherwise CPU processes."""
     min_workers: Positive | None = None

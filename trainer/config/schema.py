@@ -34,8 +34,8 @@ class TrainerConfig(TrainerFields):
         _check_warmup(self.schedule, steps=self.max_steps, place="", whole=f"max_steps={self.max_steps}")
         if self.max_hours is not None and self.schedule.span == "phase":
             raise ValueError(
-                f"max_hours={self.max_hours} makes one schedule over the time of the whole run, but schedule.span=phase; "
-                f"leave one of them out"
+                f"max_hours={self.max_hours} makes one schedule over the time of the whole run, but "
+                f"schedule.span=phase; leave one of them out"
             )
         if self.precision != "fp32" and self.zero_stage == 0:
             raise ValueError(
@@ -54,8 +54,8 @@ class TrainerConfig(TrainerFields):
             )
         if self.max_hours is not None and self.masking.final_rate is not None:
             raise ValueError(
-                f"masking.final_rate={self.masking.final_rate} is reached at max_steps, which max_hours={self.max_hours} "
-                f"may forestall; leave one of them out"
+                f"masking.final_rate={self.masking.final_rate} is reached at max_steps, which "
+                f"max_hours={self.max_hours} may forestall; leave one of them out"
             )
         self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")

@@ -80,8 +80,8 @@ class OpenPhase:
         masking = self.phase.config.masking
         if (warmup := self.plan.warmup) is not None:
             lines.append(
-                f"batch warm-up: from {float(warmup.first):.0%} of the batch, {float(warmup.first * self.plan.lanes):.3g} "
-                f"of {self.plan.lanes} micro-batches a step, to the whole after {count_of(warmup.steps, 'step')}"
+                f"batch warm-up: from {float(warmup.first):.0%} of the batch, "
+                f"{float(warmup.first * self.plan.lanes):.3g} of {self.plan.lanes} micro-batches a step, to the whole after {count_of(warmup.steps, 'step')}"
             )
         if masking.source == "drawn":
             final = "" if masking.final_rate is None else f", moving to {masking.final_rate:.0%} at the last step"

@@ -259,8 +259,8 @@ class Plan:
             )
         if self.warmup is not None and self.warmup.first * self.lanes < 1:
             raise PlanError(
-                f"batch.warmup_from={float(self.warmup.first):g} is less than one of the {self.lanes} micro-batches of a "
-                f"step; raise it to at least {1 / self.lanes:.3g}, or raise batch.lanes"
+                f"batch.warmup_from={float(self.warmup.first):g} is less than one of the {self.lanes} micro-batches "
+                f"of a step; raise it to at least {1 / self.lanes:.3g}, or raise batch.lanes"
             )
         if self.pairs is not None and not self.lanes <= self.pairs <= self.num_rows:
             raise PlanError(

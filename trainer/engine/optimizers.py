@@ -1,8 +1,8 @@
 """The optimizer that DeepSpeed wraps, with its parameter groups: hidden matrices, other matrices, and vectors.
 
 Invariant: the groups and their order depend on the model alone, so they are the same on every rank, and in every ZeRO
-stage and run. AdamW is torch's fused one. DeepSpeed's FusedAdam would have to be compiled on first use (52 s), and torch's
-plain loop is slow (21 ms for BERT-tiny on a CPU core, fused 3 ms). All others are in update_rules.py.
+stage and run. AdamW is torch's fused one. DeepSpeed's FusedAdam would have to be compiled on first use (52 s), and
+torch's plain loop is slow (21 ms for BERT-tiny on a CPU core, fused 3 ms). All others are in update_rules.py.
 """
 
 from __future__ import annotations

@@ -32,15 +32,19 @@ def learning_rate(step: int, config: TrainerConfig, *, hours: float = 0.0) -> fl
     """Return the learning rate of the update whose number, counted from 1, is `step`.
 
     The schedule has N updates, and the first W updates are warm-up. The peak is optimizer.learning_rate. During warm-up
-    the rate is peak x step / W, so the first update has a rate above 0. A fall begins after update W. It would reach
-    final_factor x peak at update N + 1. If final_factor is 0, the rate of `linear` is peak x (N - (step - 1)) / (N - W),
-    so the last update has a rate above 0. With s the share of the fall that is left and f = final_factor, the rate is
-    peak x (f + (1 - f) s) for `linear`, with s ** power in place of s for `polynomial` and `wsd`, and with
-    (1 + cos(pi (1 - s))) / 2 for `cosine`. The fall of `wsd` takes the last updates only (decay_steps). `constant` stays
-    at the peak. `noam` is peak x sqrt(W / step), so its peak is at W (Vaswani et al. 2017, section 5.3). With
-    schedule.span=phase each phase (part of the run) has its own schedule over its steps. With max_hours, N is this time,
-    W and the fall are shares of it, and `hours`, the time used before the update, stands for `step`; the first update
-    then has the rate 0 if there is a warm-up. Raises ValueError if `step` is below 1.
+    the rate is peak x step / W, so the first update has a rate above 0. A fall would reach final_factor x peak at
+    update N + 1. If final_factor is 0, the rate of `linear` is peak x (N - (step - 1)) / (N - W), so the last update
+    has a rate above 0. With s the share of the fall that is left and f = final_factor, the rate is
+
+        linear              peak x (f + (1 - f) s)
+        polynomial, wsd     peak x (f + (1 - f) s ** power); wsd falls only in its last updates (decay_steps)
+        cosine              peak x (f + (1 - f) (1 + cos(pi (1 - s))) / 2)
+        constant            peak
+        noam                peak x sqrt(W / step) (Vaswani et al. 2017, section 5.3)
+
+    With schedule.span=phase each phase (part of the run) has its own schedule over its steps. With max_hours, N is this
+    time, W and wsd's fall are shares of it, and `hours`, the time used before the update, stands for `step`. If there
+    is a warm-up, the first update then has a rate of 0. Raises ValueError if `step` is below 1.
 
     google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall linearly. Both
     count from 0, so their first update has a rate of 0. In google-research/bert the line falls from step 0 on, not from

@@ -125,8 +125,8 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     names = before.optimizer.name, config.optimizer.name
     if names[0] != names[1] and not set(names) <= set(_SAME_MOMENTS):
         raise ConfigError(
-            f"resume_from={source}: was trained with optimizer.name={names[0]}, whose moments optimizer.name={names[1]} "
-            f"cannot continue; set optimizer.name={names[0]}, or export the run and start with "
+            f"resume_from={source}: was trained with optimizer.name={names[0]}, whose moments "
+            f"optimizer.name={names[1]} cannot continue; set optimizer.name={names[0]}, or export the run and start with "
             f"model.initialize_from, without moments"
         )
     if state.step >= config.max_steps:

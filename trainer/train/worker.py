@@ -216,8 +216,9 @@ def go_back(
 
     If all checkpoints are from after the first bad step, the newest of all checkpoints is restored. The guard's new
     state says which steps are skipped from now on. Because this state is committed, a run that is killed right
-    afterwards skips the same steps when it resumes. `seconds` is the time used by the run, which is not given back. Returns the restored state. All ranks must call this together
-    (collective). Raises DivergenceError if there is no checkpoint.
+    afterwards skips the same steps when it resumes. `seconds` is the time that the run has used, which a rollback does
+    not give back. Returns the restored state. All ranks must call this together (collective). Raises DivergenceError if
+    there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)

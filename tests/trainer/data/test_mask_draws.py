@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_words_are_masked_whole_and_alike(tokenizer: WordTokenizer) -> None:
         part = slice(drawn.masked_starts[row], drawn.masked_starts[row + 1])
         inputs = dict(zip(drawn.masked_positions[part].tolist(), drawn.masked_inputs[part].tolist(), strict=True))
         heads = [0, 1, *(place for place in range(2, 63) if ids[place] < FIRST_ID + PIECES), 63, 64]
-        for begin, end in zip(heads, heads[1:], strict=False):
+        for begin, end in pairwise(heads):
             inside = [place in inputs for place in range(begin, end)]
             assert len(set(inside)) == 1, (row, begin)
             if inside[0]:
