@@ -148,11 +148,11 @@ def _take(priority: draws.UInt64s, *, row: Int64s, length: Int64s, budget: Int64
     order = (priority << np.uint64(16)) | (np.arange(row.size) - first[row]).astype(np.uint64)  # one key sorts fastest
     order |= row.astype(np.uint64) << np.uint64(48)
     order.sort()
-    order = first[row] + (order & np.uint64(0xFFFF)).astype(np.int64)
-    left, taken, tried = budget.copy(), [order[:0]], 0
+    words = first[row] + (order & np.uint64(0xFFFF)).astype(np.int64)
+    left, taken, tried = budget.copy(), [words[:0]], 0
     active = np.flatnonzero(per_row)
     while active.size:
-        word = order[first[active] + tried]
+        word = words[first[active] + tried]
         fits = (length[word] <= left[active]) | (tried == 0)
         taken.append(word[fits])
         left[active[fits]] -= length[word[fits]]

@@ -65,7 +65,7 @@ class OpenPhase:
         first, last = (max(0, step - self.phase.first_step) for step in (done, self.phase.last_step))
         if self.plan.warmup is None:
             return max(0, last - first)
-        return float(max(0, self.plan.warmup.full_batches(last) - self.plan.warmup.full_batches(first)))
+        return max(0.0, float(self.plan.warmup.full_batches(last) - self.plan.warmup.full_batches(first)))
 
     def describe(self) -> list[str]:
         """Return lines of text that tell the user the data, batch and plan."""
@@ -79,9 +79,10 @@ class OpenPhase:
         lines = [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
         masking = self.phase.config.masking
         if (warmup := self.plan.warmup) is not None:
+            share, lanes = float(warmup.first), self.plan.lanes
             lines.append(
-                f"batch warm-up: from {float(warmup.first):.0%} of the batch, "
-                f"{float(warmup.first * self.plan.lanes):.3g} of {self.plan.lanes} micro-batches a step, to the whole after {count_of(warmup.steps, 'step')}"
+                f"batch warm-up: from {share:.0%} of the batch, {share * lanes:.3g} of {lanes} micro-batches a step, "
+                f"to the whole after {count_of(warmup.steps, 'step')}"
             )
         if masking.source == "drawn":
             final = "" if masking.final_rate is None else f", moving to {masking.final_rate:.0%} at the last step"

@@ -81,6 +81,8 @@ def estimate_memory(
     chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
     ends = size * numel + 2 * activations / model.num_layers  # end of backward: all gradients, few activations
+    if config.optimizer.name != "adamw":
+        ends = max(ends, 12 * shared)  # fp32 gradient and update, and a number between, of every weight
     return Memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),

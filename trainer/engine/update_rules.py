@@ -144,7 +144,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Return the orthogonal matrix nearest to each of `matrices`, [n, rows, columns], with singular values of 0.7 to
     1.2 instead of 1: Newton-Schulz of Jordan et al. 2024, in bf16 on a GPU."""
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x: Tensor = matrices.bfloat16() if matrices.is_cuda else matrices
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.float().norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7).to(x.dtype)
@@ -175,27 +175,33 @@ def _muon(gradient: Tensor, *, group: Mapping[str, Any], exp_avg: Tensor) -> Ten
 
 
 def _adam(gradient: Tensor, *, group: Mapping[str, Any], exp_avg: Tensor, exp_avg_sq: Tensor) -> Tensor:
-    (beta1, beta2), count = group["betas"], group["update"]
+    beta1, beta2, count = _numbers_of(group)
     _add_to_moments(gradient, group=group, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-    root = (exp_avg_sq / (1.0 - beta2**count)).sqrt_().add_(group["eps"])
-    return exp_avg / (1.0 - beta1**count) / root
+    root = (exp_avg_sq / (1.0 - math.pow(beta2, count))).sqrt_().add_(group["eps"])
+    return (exp_avg / (1.0 - math.pow(beta1, count))).div_(root)
 
 
 def _radam(gradient: Tensor, *, group: Mapping[str, Any], exp_avg: Tensor, exp_avg_sq: Tensor) -> Tensor:
     """Adam whose step is rectified for the variance of the second moment (Liu et al. 2020, algorithm 2)."""
-    (beta1, beta2), count = group["betas"], group["update"]
+    beta1, beta2, count = _numbers_of(group)
     _add_to_moments(gradient, group=group, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-    mean, correction = exp_avg / (1.0 - beta1**count), 1.0 - beta2**count
+    mean, correction = exp_avg / (1.0 - math.pow(beta1, count)), 1.0 - math.pow(beta2, count)
     most = 2.0 / (1.0 - beta2) - 1.0
-    freedom = most - 2.0 * count * beta2**count / correction
+    freedom = most - 2.0 * count * math.pow(beta2, count) / correction
     if freedom <= _LEAST_RECTIFIED:
         return mean
     rectified = (freedom - 4) * (freedom - 2) * most / ((most - 4) * (most - 2) * freedom)
     return mean.mul_(math.sqrt(rectified * correction)).div_(exp_avg_sq.sqrt().add_(group["eps"]))
 
 
-def _add_to_moments(gradient: Tensor, *, group: Mapping[str, Any], exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+def _numbers_of(group: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return Adam's two decays of moments and the number of the update."""
     beta1, beta2 = group["betas"]
+    return beta1, beta2, group["update"]
+
+
+def _add_to_moments(gradient: Tensor, *, group: Mapping[str, Any], exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+    beta1, beta2, _ = _numbers_of(group)
     exp_avg.lerp_(gradient, 1.0 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
 

@@ -207,7 +207,7 @@ def update_partitions(
     model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
     if isinstance(zero.optimizer, RuleOptimizer):
         for base, gradient in zip(_flat_partitions(zero), gradients, strict=True):
-            base.grad = gradient.to(base.dtype) / divisor
+            base.grad = gradient.to(base.dtype).div_(divisor)
         zero.optimizer.step()
         for base in _flat_partitions(zero):
             base.grad = None

@@ -155,9 +155,11 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
             yield f"time: or give {GPU}=NAME for one of these rates:"
             yield from planned.list_rates(config, work=work, tokens=tokens)
         return
-    hours = tokens / rate / 3600
+    hours, ended = tokens / rate / 3600, ""
+    if config.max_hours is not None and hours > config.max_hours:
+        hours, ended = config.max_hours, ", ended by max_hours"
     workers = count_of(config.workers, "worker")
-    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin})"
+    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin}{ended})"
     if options.price is not None:
         yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} per worker and hour"
 

@@ -126,8 +126,8 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     if names[0] != names[1] and not set(names) <= set(_SAME_MOMENTS):
         raise ConfigError(
             f"resume_from={source}: was trained with optimizer.name={names[0]}, whose moments "
-            f"optimizer.name={names[1]} cannot continue; set optimizer.name={names[0]}, or export the run and start with "
-            f"model.initialize_from, without moments"
+            f"optimizer.name={names[1]} cannot continue; set optimizer.name={names[0]}, or export the run and start "
+            f"with model.initialize_from, without moments"
         )
     if state.step >= config.max_steps:
         raise ConfigError(

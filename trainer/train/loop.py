@@ -241,8 +241,8 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
-    used = context.clock.measure() if engine.rank == 0 else 0.0
-    own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad, used], dtype=torch.float64)
+    clock = context.clock.measure() if engine.rank == 0 else 0.0
+    own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad, clock], dtype=torch.float64)
     totals = torch.cat([host_sums.wait(), own])
     dist.all_reduce(totals)
     mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms, context.clock.seconds = totals.tolist()
