@@ -271,6 +271,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         skipped=update.skipped,
         lost_rows=data.num_lost,
         phase=data.state.phase,
+        hours=context.clock.seconds / 3600,
         peak_memory_gb=torch.cuda.max_memory_allocated() / 1e9 if engine.device.type == "cuda" else None,
     )
     fault = context.guard.judge(

@@ -17,6 +17,7 @@ from trainer.checkpoint.load import find_checkpoints, read_state
 from trainer.config.schema import TrainerConfig
 from trainer.launch.preflight import check
 from trainer.launch.run_directory import write_config
+from trainer.telemetry.metrics import read_json_lines
 from trainer.train import loop
 from worker_group import WorkerGroup
 
@@ -96,6 +97,8 @@ def test_a_run_ends_by_time_and_keeps_the_time_used(worker_group: Groups, small:
     assert read_state(newest).seconds == 4 * 360
     assert go(configure("stopped")).outcome.last_step == 10
     assert curve(tmp_path / "stopped") == curve(tmp_path / "whole")
+    hours = [record["hours"] for record in read_json_lines(tmp_path / "stopped" / "metrics.jsonl")]
+    assert hours == pytest.approx([0.1 * step for step in range(1, 11)])
 
 
 def test_the_clock_goes_on_from_the_seconds_before() -> None:
