@@ -90,7 +90,7 @@ class OpenPhase:
                 f"masks: drawn while training, {masking.rate:.0%} of the tokens{final}; {masking.masked_share:.0%} "
                 f"become [MASK], {masking.random_share:.0%} random; evaluation uses the data set's masks"
             )
-        if self.epochs > MANY_EPOCHS:
+        if self.epochs > MANY_EPOCHS and self.phase.config.max_hours is None:
             lines.append(
                 f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
                 f"this often, while BERT was trained for 40; check max_steps, the batch and the data set"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +195,20 @@ def overflow(rank: int, name: str) -> tuple[bool, bool]:
 @pytest.mark.parametrize("name", RATES)
 def test_a_step_that_is_not_finite_changes_nothing(worker_group: Groups, name: str) -> None:
     assert worker_group(2).run(overflow, name) == [(True, True)] * 2
+
+
+def collect_warnings(rank: int) -> list[str]:
+    logger, found = logging.getLogger("DeepSpeed"), logging.handlers.BufferingHandler(1000)
+    logger.addHandler(found)
+    try:
+        new_engine(make_config(zero_stage=1, optimizer={"name": "lamb"})).close()
+    finally:
+        logger.removeHandler(found)
+    return [record.getMessage() for record in found.buffer]
+
+
+def test_deepspeed_does_not_warn_of_our_optimizers(worker_group: Groups) -> None:
+    assert worker_group(1).run(collect_warnings) == [[]]
 
 
 def test_bert_gives_muon_its_hidden_matrices_and_says_where_three_are_one() -> None:

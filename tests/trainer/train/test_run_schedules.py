@@ -110,6 +110,14 @@ def test_the_clock_goes_on_from_the_seconds_before() -> None:
     assert clock.measure() >= 100.01
 
 
+def test_many_epochs_are_no_warning_if_time_ends_the_run(small: Path, tmp_path: Path) -> None:
+    def warns(**changes: Any) -> bool:
+        lines = check(make_config(small, tmp_path / "run", max_steps=10_000, **changes)).lines
+        return any("epochs: 10,000 steps read 40 pairs" in line for line in lines)
+
+    assert (warns(), warns(max_hours=1.0)) == (True, False)
+
+
 def test_time_and_steps_of_phases_are_not_mixed(small: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"max_hours=1\.0 makes one schedule .*schedule\.span=phase; leave one"):
         make_config(small, tmp_path, max_hours=1, schedule={"span": "phase"}, phases=({"share": 0.5}, {}))
