@@ -133,10 +133,11 @@ class Plan:
         self.group_rows = _flatten(shard.row_group_rows for shard in shards)
         self.group_tokens = _flatten(shard.row_group_tokens for shard in shards)
         self.shard_paths, self.mask_sets = tuple(shard.path for shard in shards), manifest.mask_sets
-        self.lanes, self.shape, self.seed, self.warmup = lanes, shape, seed, warmup
+        self.lanes, self.shape, self.seed = lanes, shape, seed
         self.pairs = None if pairs is None else Fraction(pairs)
         self.num_rows = min(manifest.num_rows(split), max_rows or sys.maxsize)
         self._orders: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self.warmup = warmup
         self._check(manifest)
         self.hash = hashlib.sha256(
             canonical_json(
