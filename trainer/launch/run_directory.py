@@ -114,7 +114,8 @@ def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Ch
     `before` is the config that the run stored, and `now` is the config that continues the run.
     """
     done = checkpoints.newest_step
-    if now.max_hours is not None or before.max_steps == now.max_steps or not 0 < done < now.max_steps:
+    timed = (before.max_hours, now.max_hours) != (None, None)
+    if timed or before.max_steps == now.max_steps or not 0 < done < now.max_steps:
         return []
     last, following = learning_rate(done, before), learning_rate(done + 1, now)
     if following == (learning_rate(done + 1, before) if done < before.max_steps else last):

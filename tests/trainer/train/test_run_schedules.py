@@ -78,7 +78,9 @@ def test_a_run_ends_by_time_and_keeps_the_time_used(worker_group: Groups, small:
 
     def configure(output: str, **changes: Any) -> TrainerConfig:
         schedule = {"warmup_fraction": 0.2}
-        return make_config(small, tmp_path / output, max_steps=50, schedule=schedule, **{"max_hours": 1.0, **changes})
+        return make_config(
+            small, tmp_path / output, schedule=schedule, **{"max_steps": 50, "max_hours": 1.0, **changes}
+        )
 
     def go(config: TrainerConfig, stop_at: int | None = None) -> small_runs.RunReport:
         write_config(config)
@@ -91,6 +93,9 @@ def test_a_run_ends_by_time_and_keeps_the_time_used(worker_group: Groups, small:
     checked = check(configure("whole"))
     assert checked.done
     assert not check(configure("whole", max_hours=1.5)).done
+    (changed,) = check_output(configure("whole", max_hours=None, max_steps=60))
+    assert "max_hours: 1.0 -> None" in changed
+    assert "max_steps: 50 -> 60" in changed
 
     assert not go(configure("stopped"), stop_at=4).outcome.finished
     newest = find_checkpoints(str(tmp_path / "stopped")).folders[-1]
