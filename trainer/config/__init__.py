@@ -1,6 +1,6 @@
 """The settings of a run: their fields, the checks that compare them, and the reading of saved configs."""
 
-from trainer.config.batch import BatchConfig
+from trainer.config.batch import BatchConfig, MaskingConfig
 from trainer.config.effects import find_idle_settings, refuse_idle_settings
 from trainer.config.model import (
     FEED_FORWARD_FACTOR,

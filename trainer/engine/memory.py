@@ -6,7 +6,7 @@ with a feed-forward width of f.
 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
     masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
-    moments      8 N / W         (stage 0: 8 N)
+    moments      8 N / W         (stage 0: 8 N; sgd, and muon for hidden matrices: half)
     gradients    e N / W; 4 N / W if a step sums several micro-batches, and then 4 N more in stage 1 with W > 1
                  (stage 0: 4 N)
     buckets      2 x 2^25 e      for gradients that are reduced together (stage 0: 4 N)
@@ -23,6 +23,7 @@ are not included; a tenth of a GPU's memory stays free for them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -83,14 +84,17 @@ def estimate_memory(
     activations, ends = _activations(config, shape=shape, size=size)
     chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
+    ends += size * numel
+    if config.optimizer.name != "adamw":
+        ends = max(ends, 12 * shared)  # fp32 gradient and update, and a number between, of every weight
     return Memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),
             "masters": 4 * shared if stage else 0,
-            "moments": 8 * shared,
+            "moments": 4 * count_moments(config, vocabulary_size=vocabulary_size) * shared / numel,
             "gradients": (4 if several or not stage else size) * shared + whole,
             "buckets": 2 * size * min(LARGEST_BUCKET, numel) if stage else 4 * numel,
-            "activations and loss": max(activations + loss, size * numel + ends),
+            "activations and loss": max(activations + loss, ends),
         }
     )
 
@@ -156,7 +160,8 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
         ways.insert(0, {"greatest_slot" if batch.greatest_slot is not None and not size else "tokens_per_slot": half})
     for way in ways:
         with suppress(PlanError):
-            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way))
+            masking = opened.phase.config.masking
+            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way), masking=masking)
             if smaller.micro_batch.tokens < shape.micro_batch.tokens:
                 changes = [
                     f"{'double' if value == 2 * shape.lanes else 'raise'} {_place(config, opened, name)} to {value:,}"
@@ -253,8 +258,11 @@ def largest_micro_batch(
             for way in ways
         )
         return none if none is not None and none >= LEAST_STORED else layers
+    share = 0.2 if config.masking.source == "stored" else max(0.2, config.masking.greatest_rate + 0.05)
     for tokens in range(most, longest - 1, -MICRO_BATCH_STEP):
-        shape = MicroBatchShape(tokens=tokens, pairs=-(-tokens // 16), masked=-(-tokens // 5), max_seq_length=longest)
+        shape = MicroBatchShape(
+            tokens=tokens, pairs=-(-tokens // 16), masked=math.ceil(share * tokens), max_seq_length=longest
+        )
         needed = estimate_memory(config, vocabulary_size=vocabulary_size, shape=shape, micro_batches=2, workers=1)
         if needed.total <= USABLE_SHARE * card_bytes:
             return tokens
@@ -291,6 +299,15 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
     layer = attention + (width * inner + inner) + (inner * width + width) + 4 * width
     heads = 2 * (width * width + width) + 2 * width + vocabulary_size + 2 * width + 2
     return embeddings + model.num_layers * layer + heads
+
+
+def count_moments(config: TrainerConfig, *, vocabulary_size: int) -> int:
+    """Return how many numbers the optimizer keeps beside the weights, over all ranks: two for each weight, or one where
+    SGD or Muon updates it."""
+    model, numel = config.model, count_parameters(config.model, vocabulary_size=vocabulary_size)
+    layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width
+    hidden = model.num_layers * layer + 2 * model.width**2  # of the layers, the pooler and the masked-LM head
+    return 2 * numel - {"sgd": numel, "muon": hidden}.get(config.optimizer.name, 0)
 
 
 def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> tuple[float, float]:

@@ -162,7 +162,8 @@ def _sources(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    tree = config.model_dump(mode="json", include=set(_SHOWN_SETTINGS))
+    drawn = ("masking",) if config.masking.source == "drawn" else ()  # otherwise the data set's masks were used
+    tree = config.model_dump(mode="json", include={*_SHOWN_SETTINGS, *drawn})
     if config.phases:
         tree["phases"] = [
             phase.model_dump(mode="json", exclude={"data"}, exclude_defaults=True) for phase in config.phases

@@ -23,7 +23,7 @@ from pipeline.storage import free_bytes, locate
 from pipeline.units import count_of, describe_bytes, describe_seconds
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase
-from trainer.engine import count_parameters
+from trainer.engine import corners, count_moments, count_parameters
 from trainer.launch import planned
 from trainer.launch.preflight import CheckResult, check
 from trainer.telemetry import METRICS_NAME, read_last_lines
@@ -31,8 +31,6 @@ from trainer.train import steps_done, warn_of_cpu
 
 FLAG, RATE, PRICE, GPU, ROWS, TOKENS = "--dry-run", "--tokens-per-second", "--price", "--gpu", "--rows", "--tokens"
 FLAGS = (FLAG, *(f"{name}=" for name in (RATE, PRICE, GPU, ROWS, TOKENS)))
-BYTES_PER_PARAMETER = 12
-"""Bytes of a checkpoint per parameter: the weight and two moments in fp32."""
 RECENT_STEPS = 100
 
 
@@ -107,6 +105,7 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
     tokens = tokens_left(phases, done=done)
     amount = f"{tokens / 1e6:,.1f} M" if tokens >= 50_000 else f"{tokens:,.0f}"
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {amount} tokens"
+    yield describe_rate(config)
     work = planned.count_work(config.model, phases=phases, done=done)
     yield from describe_time(config, options, tokens=tokens, work=work)
     elsewhere = needs_other_machine(config, options)
@@ -117,14 +116,20 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
         yield from warn_of_cpu(config.model)
 
 
+def describe_rate(config: TrainerConfig) -> str:
+    """Return a line with the learning rate at the ends and corners of the schedule."""
+    unit = "{:,.4g} h" if config.max_hours is not None else "step {:,.0f}"
+    places = [f"{rate:.4g} at {unit.format(place)}" for place, rate in corners(config)]
+    name = "by phase" if config.phases and config.schedule.span == "phase" else config.schedule.name
+    return f"learning rate ({name}): {', '.join(places)}"
+
+
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
     """Return the expected number of tokens in the steps still to do.
 
     `phases` are all parts of the run, and `done` is the number of steps done.
     """
-    return sum(
-        max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
-    )
+    return sum(each.full_steps(done) * each.shape.tokens_mean for each in phases)
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
@@ -150,9 +155,11 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
             yield f"time: or give {GPU}=NAME for one of these rates:"
             yield from planned.list_rates(config, work=work, tokens=tokens)
         return
-    hours = tokens / rate / 3600
+    hours, ended = tokens / rate / 3600, ""
+    if config.max_hours is not None and hours > config.max_hours:
+        hours, ended = config.max_hours, ", ended by max_hours"
     workers = count_of(config.workers, "worker")
-    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin})"
+    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin}{ended})"
     if options.price is not None:
         yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} per worker and hour"
 
@@ -164,7 +171,8 @@ def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewher
     will then use another machine's disk. Raises ConfigError if the disk has too little free space for even one
     checkpoint.
     """
-    num_bytes = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
+    weights = count_parameters(config.model, vocabulary_size=vocabulary_size)
+    num_bytes = 4 * (weights + count_moments(config, vocabulary_size=vocabulary_size))  # in fp32
     best = config.checkpoint.keep_best * max(1, len(config.phases))
     kept = config.checkpoint.keep_last + best + 1  # plus the checkpoint being written
     if config.checkpoint.keep_every_steps is not None:

@@ -75,10 +75,12 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
     """
     total = 0.0
     for each in phases:
-        steps = max(0, each.phase.last_step - max(done, each.phase.first_step))
         manifest = each.manifest
         rows, lengths = manifest.num_rows("train"), manifest.row_lengths("train")
         masked = sum(shard.masked for shard in manifest.shards_of("train")) / manifest.mask_sets
+        masking = each.phase.config.masking
+        if masking.source == "drawn":
+            masked = manifest.num_tokens("train") * (masking.rate + (masking.final_rate or masking.rate)) / 2
         of_set = count_flops(
             model,
             vocabulary_size=manifest.vocabulary_size,
@@ -86,7 +88,7 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
             num_squared=sum(count * length**2 for length, count in enumerate(lengths)),
             num_masked=round(masked),
         )
-        total += steps * each.shape.pairs_mean * of_set / rows
+        total += each.full_steps(done) * each.shape.pairs_mean * of_set / rows
     return total
 
 

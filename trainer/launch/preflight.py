@@ -17,7 +17,15 @@ from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, open_data
 from pipeline.settings import Arguments, ConfigError, load_tree, validate
 from pipeline.storage import expand_path, locate, refuse_if_alive, refuse_lost_path
 from pipeline.units import count_of
-from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
+from trainer.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointState,
+    find_checkpoints,
+    newest_verified,
+    read_state,
+    step_of,
+)
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
 from trainer.engine import judge_heads, judge_memory, resolve_recompute, with_largest_micro_batch
@@ -118,10 +126,11 @@ def check(config: TrainerConfig, *, fresh: bool = False, gpu: str | None = None)
     warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)
     changes = check_run_directory(config, saved=saved, checkpoints=checkpoints)
     refuse_if_alive(config.output)
-    step = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
+    state = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
+    step = None if state is None else state.step
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    done = step is not None and step >= config.max_steps and evaluated
+    done = state is not None and config.is_done(step=state.step, seconds=state.seconds) and evaluated
     done = done and newest_verified(checkpoints) == checkpoints.folders[-1]
     if not done and (memory := judge_memory(config, phases=opened, card=card)):
         lines += [*recomputes, memory]
@@ -233,8 +242,10 @@ def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> li
     return lines
 
 
-def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints) -> int | None:
-    """Check that the newest readable checkpoint fits the run. Return its step, or None if no checkpoint is readable.
+def check_checkpoints(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints
+) -> CheckpointState | None:
+    """Check that the newest readable checkpoint fits the run. Return its state, or None if no checkpoint is readable.
 
     Only the checkpoint's manifest and state are read. The workers verify all other files when they resume. Raises
     ValueError if the checkpoint has other phases, data or plans than `phases`.
@@ -253,7 +264,7 @@ def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], che
                 f"at step {state.step} was trained on {state.data_hash[:12]}; give the run's data set, or a new output"
             )
         find_start(phases, plan_state)
-        return state.step
+        return state
     return None
 
 

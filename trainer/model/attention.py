@@ -123,6 +123,7 @@ class SelfAttention(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
         self.qkv = Linear(config.width, 3 * config.width)
+        self.qkv.num_matrices = 3
         self.output = Linear(config.width, config.width)
 
     def forward(

@@ -36,6 +36,8 @@ from trainer.config import CONFIG_NAME, SHAPE_SETTINGS, ModelConfig, TrainerConf
 from trainer.data import OpenPhase, Phase, PlanState, find_start, resolve_phases
 from trainer.engine import Engine
 
+_SAME_MOMENTS = ("adamw", "lamb", "radam")
+"""Optimizers that keep the same moments, so that a branch may change from one to another."""
 _GUARD_KEPT = ("skips", "losses", "phase")
 """Entries of the divergence guard's state that a branch keeps if its data continue, because they describe the data and
 the loss curve."""
@@ -115,6 +117,18 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
                 f"resume_from={source}: was trained with model.{key}={source_value}, but this run has "
                 f"model.{key}={own_value}; set model.{key}={source_value}"
             )
+    if config.is_done(step=0, seconds=state.seconds):
+        raise ConfigError(
+            f"resume_from={source}: {state.seconds / 3600:,.2f} hours are used, and max_hours={config.max_hours} "
+            f"includes them; raise max_hours, or give an earlier checkpoint"
+        )
+    names = before.optimizer.name, config.optimizer.name
+    if names[0] != names[1] and not set(names) <= set(_SAME_MOMENTS):
+        raise ConfigError(
+            f"resume_from={source}: was trained with optimizer.name={names[0]}, whose moments "
+            f"optimizer.name={names[1]} cannot continue; set optimizer.name={names[0]}, or export the run and start "
+            f"with model.initialize_from, without moments"
+        )
     if state.step >= config.max_steps:
         raise ConfigError(
             f"resume_from={source}: {state.step:,} steps are done, and max_steps={config.max_steps:,} includes them; "
@@ -247,7 +261,12 @@ def begin_branch(
     if not state.rows:
         state = replace(state, rows=_derive_rows(config, phases=phases))
     checkpoints.save(
-        state.step, plan_state=state.plan_state, guard=state.guard, data_hash=state.data_hash, rows=state.rows
+        state.step,
+        plan_state=state.plan_state,
+        guard=state.guard,
+        data_hash=state.data_hash,
+        rows=state.rows,
+        seconds=state.seconds,
     )
     checkpoints.finish()
     return state

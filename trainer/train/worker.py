@@ -20,7 +20,17 @@ from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
 from trainer.config import CONFIG_NAME, MODEL_SHAPES, ModelConfig, TrainerConfig
-from trainer.data import MicroBatchStream, OpenPhase, PlanState, find_start, lanes_of, open_phases, resolve_phases
+from trainer.data import (
+    MaskDraws,
+    MicroBatchStream,
+    OpenPhase,
+    PlanState,
+    find_start,
+    lanes_of,
+    open_phases,
+    read_tokens,
+    resolve_phases,
+)
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
 from trainer.model import BertForPretraining
@@ -29,7 +39,7 @@ from trainer.train.branch import begin_branch
 from trainer.train.divergence import DivergenceGuard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
 from trainer.train.link import Link, Outcome, WorkerPlace
-from trainer.train.loop import TrainContext, train
+from trainer.train.loop import Clock, TrainContext, train
 from trainer.train.memory_shortage import memory_shortage_explained
 from trainer.train.prefetch import Feed, RunFeed
 
@@ -95,6 +105,7 @@ def run_share(
     if saved is None and config.resume_from is not None:
         saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = DivergenceGuard(config.guard, tree=None if saved is None else saved.guard)
+    clock = Clock(0.0 if saved is None else saved.seconds)
     resumed_at = 0 if saved is None else saved.step
     gauges = None
     if reader == "ray" and rank == 0:
@@ -118,6 +129,7 @@ def run_share(
             read_ahead_blocks=config.ingest.read_ahead_blocks,
             object_store_mb=config.ingest.object_store_mb,
             skip_corrupt=config.ingest.skip_corrupt,
+            masks=make_masks(opened),
         )
         return Feed(stream, shape=opened.shape.micro_batch, special=opened.manifest.special, device=device)
 
@@ -139,6 +151,7 @@ def run_share(
             log=log,
             files=files,
             link=link,
+            clock=clock,
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
@@ -160,10 +173,28 @@ def run_share(
             break
         except RollBack as back:
             guard.check_may_go_back(back, config=config)
-            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
+            seconds = clock.seconds
+            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config, seconds=seconds)
     checkpoints.send_logs()
     engine.close()
-    return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+    return Outcome(
+        first_step=resumed_at, last_step=last_step, finished=config.is_done(step=last_step, seconds=clock.seconds)
+    )
+
+
+def make_masks(opened: OpenPhase) -> MaskDraws | None:
+    """Return what draws masks in the phase `opened`, or None if it uses the stored ones."""
+    config, manifest = opened.phase.config, opened.manifest
+    if config.masking.source == "stored":
+        return None
+    return MaskDraws.make(
+        config.masking,
+        tokens=read_tokens(config.data),
+        special=manifest.special,
+        seed=opened.plan.seed,
+        max_steps=config.max_steps,
+        longest=manifest.max_seq_length,
+    )
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
@@ -174,14 +205,21 @@ def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
 
 
 def go_back(
-    back: RollBack, *, guard: DivergenceGuard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
+    back: RollBack,
+    *,
+    guard: DivergenceGuard,
+    checkpoints: CheckpointWriter,
+    engine: Engine,
+    config: TrainerConfig,
+    seconds: float,
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
     If all checkpoints are from after the first bad step, the newest of all checkpoints is restored. The guard's new
     state says which steps are skipped from now on. Because this state is committed, a run that is killed right
-    afterwards skips the same steps when it resumes. Returns the restored state. All ranks must call this together
-    (collective). Raises DivergenceError if there is no checkpoint.
+    afterwards skips the same steps when it resumes. `seconds` is the time that the run has used, which a rollback does
+    not give back. Returns the restored state. All ranks must call this together (collective). Raises DivergenceError if
+    there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -194,7 +232,12 @@ def go_back(
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
     checkpoints.save(
-        saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash, rows=saved.rows
+        saved.step,
+        plan_state=saved.plan_state,
+        guard=guard.to_tree(),
+        data_hash=saved.data_hash,
+        rows=saved.rows,
+        seconds=seconds,
     )
     checkpoints.finish()
     return saved

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from model_shapes import SHAPES
 from pipeline.settings import ConfigError
 from small_runs import make_config
 from synthetic import full_lengths, write_data_set
@@ -17,12 +19,15 @@ from trainer.config.schema import TrainerConfig
 from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.phases import OpenPhase, open_phases, resolve_phases
 from trainer.engine import memory
-from trainer.engine.memory import Card, estimate_memory, judge_memory, largest_micro_batch
+from trainer.engine.memory import Card, count_moments, estimate_memory, judge_memory, largest_micro_batch
+from trainer.engine.optimizers import parameter_groups
+from trainer.engine.update_rules import MOMENTS_OF
 from trainer.launch import cards, ray_dashboard, ray_train
 from trainer.launch.cards import find_cluster_card, find_local_card
 from trainer.launch.dry_run import Options, check_or_plan, describe_run
 from trainer.launch.preflight import check
 from trainer.launch.run_directory import write_config
+from trainer.model import BertForPretraining
 
 GB = 1e9
 
@@ -79,6 +84,28 @@ def test_states_are_shared_out_as_the_stages_say() -> None:
         found = parts(stage, lanes=lanes, workers=workers)
         wanted = {"weights": weights, "masters": masters, "moments": moments, "gradients": gradients}
         assert {name: found[name] / numel for name in wanted} == pytest.approx(wanted), (stage, lanes, workers)
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("lamb", 8.0), ("radam", 8.0), ("sgd", 4.0), ("muon", 4.38)])
+def test_moments_are_those_of_the_optimizer(name: str, bytes_each: float) -> None:
+    """BERT-Large has 302 M weights in the matrices of its layers and 2 M in those of pooler and masked-LM head."""
+    plain, other = estimate(large()).parts["moments"], estimate(large(optimizer={"name": name})).parts["moments"]
+    assert other / plain == pytest.approx(bytes_each / 8, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("shape", ["TinyBERT-4", "Table 6, row 5"])
+def test_moments_are_counted_in_every_shape(name: str, shape: str) -> None:
+    """As the optimizer's groups give them, by their rules."""
+    config = large(model=SHAPES[shape][0], optimizer={"name": name})
+    with torch.device("meta"):
+        model = BertForPretraining(config.model, vocabulary_size=512, seed=0)
+    wanted = sum(
+        parameter.numel() * len(MOMENTS_OF[group["rule"]])
+        for group in parameter_groups(model, weight_decay=0.0, name=name)
+        for parameter in group["params"]
+    )
+    assert count_moments(config, vocabulary_size=512) == wanted
 
 
 def test_precision_and_micro_batches_count() -> None:

@@ -150,3 +150,26 @@ def test_fresh_refuses_an_output_that_holds_a_run_here_too(tmp_path: Path, capsy
     words = ["--config", str(tmp_path / "c.yaml"), "--dry-run", "--fresh", "--rows=60e6", "--tokens=14e9"]
     assert main(words) == 2
     assert "already holds a run (no checkpoint yet), and --fresh begins a new one" in capsys.readouterr().err
+
+
+def test_a_plan_counts_drawn_masks_growing_batches_and_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 40% masks a step takes longer; a batch that grows over all steps from a half takes three quarters."""
+    size = ("--rows=60e6", "--tokens=14e9", "--gpu=H200")
+
+    def hours(**changes: object) -> float:
+        opened = make_config(tmp_path / "set", tmp_path / "run", **{**LARGE, **changes})
+        checked = planned.plan_without_data(opened, rows=60_000_000, tokens=14_000_000_000, gpu="H200")
+        return planned.count_work(checked.config.model, phases=checked.phases, done=0)
+
+    plain, drawn = hours(), hours(masking={"source": "drawn", "rate": 0.5, "final_rate": 0.3})
+    rows = {"num_tokens": 700, "num_squared": 233**2 * 2 + 234**2}
+    flops = [count_flops(ModelConfig(size="large"), vocabulary_size=30_522, num_masked=m, **rows) for m in (105, 280)]
+    assert drawn / plain == pytest.approx(flops[1] / flops[0], rel=1e-3)
+    assert hours(batch={"pairs": 256, "warmup_steps": 1000, "warmup_from": 0.5}) / plain == pytest.approx(
+        0.75, abs=1e-3
+    )
+    lines = plan(tmp_path, capsys, *size, max_hours=0.005, schedule={"name": "wsd", "warmup_fraction": 0.1})
+    assert "learning rate (wsd): 0 at 0 h, 0.003 at 0.0005 h, 0.003 at 0.0045 h, 0 at 0.005 h" in lines
+    assert any(line.startswith("time: 18 s at ") and line.endswith(", ended by max_hours)") for line in lines)
