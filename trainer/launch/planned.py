@@ -1,9 +1,9 @@
 """Plan dry runs whose data set or GPUs do not exist yet.
 
-`--rows=N --tokens=N` state the training rows and tokens of the data set, and `--gpu=NAME` states the GPU of each
-worker. Invariant: the text beside each training rate says whether the rate was measured. Two rates were measured
-(bench/trainer.md). All other rates assume that training reaches the same share of the GPU's peak rate as in these
-measurements. N GPUs are assumed to be N times as fast as one.
+`--rows=N --tokens=N` state the training rows and tokens of the data set (`--rows=N,N --tokens=N,N` of several, in the
+order of the phases), and `--gpu=NAME` states the GPU of each worker. Invariant: the text beside each training rate says
+whether the rate was measured. Two rates were measured (bench/trainer.md). All other rates assume that training reaches
+the same share of the GPU's peak rate as in these measurements. N GPUs are assumed to be N times as fast as one.
 """
 
 from __future__ import annotations
@@ -111,29 +111,40 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 
 
 def plan_without_data(
-    config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
+    config: TrainerConfig, *, rows: Sequence[int], tokens: Sequence[int], gpu: str | None, fresh: bool = False
 ) -> CheckResult:
     """Plan a run if at least one of its data sets is missing. Return the same kind of result as preflight.check, after
     fewer checks.
 
-    `rows` and `tokens` say how many training rows and training tokens each missing data set is assumed to have. `gpu`
-    names the GPU whose memory a step must fit (None: the smallest GPU that is found). If `fresh`, an output that
-    already holds a run is refused. Raises ValueError if no data set is missing, or if the config does not fit data sets
-    of this size.
+    `rows` and `tokens` say how many training rows and training tokens the missing data sets are assumed to have: one
+    number for each, in the order of the phases, or one number for all. `gpu` names the GPU whose memory a step must fit
+    (None: the smallest GPU that is found). If `fresh`, an output that already holds a run is refused. Raises ValueError
+    if no data set is missing, or if the config does not fit data sets of this size.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
         check_fresh(config, checkpoints=checkpoints)
+    if gpu is not None and config.device == "auto":
+        config = config.model_copy(update={"device": "cuda"})  # those of another machine
     if "size" not in config.model.model_fields_set:
         config = resolve_model(config, saved=None)
     phases = resolve_phases(config)
-    names = {phase.config.data for phase in phases}
-    missing = {name for name in names if storage.find_file(storage.join(name, MANIFEST_NAME)) is None}
-    longest = config.model.max_positions
-    assumed = _planned_manifest(rows=rows, tokens=tokens, longest=longest)
-    manifests = [assumed if phase.config.data in missing else open_data_set(phase.config.data) for phase in phases]
+    names = dict.fromkeys(phase.config.data for phase in phases)
+    missing = [name for name in names if storage.find_file(storage.join(name, MANIFEST_NAME)) is None]
     if not missing:
         raise ConfigError(f"data={config.data}: already exists; leave out --rows and --tokens, or name a new data set")
+    if len(rows) not in (1, len(missing)):
+        raise ConfigError(
+            f"--rows and --tokens give {len(rows)} sizes for {count_of(len(missing), 'missing data set')} "
+            f"({', '.join(missing)}); give one for each, or one for all"
+        )
+    longest = config.model.max_positions
+    sizes = list(zip(rows, tokens, strict=True)) * (len(missing) if len(rows) == 1 else 1)
+    assumed = {
+        name: _planned_manifest(rows=count, tokens=total, longest=longest)
+        for name, (count, total) in zip(missing, sizes, strict=True)
+    }
+    manifests = [assumed.get(phase.config.data) or open_data_set(phase.config.data) for phase in phases]
     config, card, lines = resolve_micro_batch(
         config, plan_config=None, phases=phases, manifests=manifests, card=stated_card(gpu)
     )
@@ -141,8 +152,11 @@ def plan_without_data(
     opened = open_phases(resolve_phases(config), manifests=manifests)
     config, recomputes = resolve_recompute(config, phases=opened, card=card)
     refuse_idle_workers(config, phases=opened)
-    of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"
-    lines.insert(0, f"planned for {of} in {', '.join(sorted(missing))}")
+    stated = (
+        f"{count_of(count, 'stated row')} of at most {longest} tokens in {name}"
+        for name, (count, _) in zip(missing, sizes, strict=True)
+    )
+    lines.insert(0, f"planned for {', '.join(stated)}")
     if may_use_gpus(config) and (memory := judge_memory(config, phases=opened, card=card)):
         lines += [*recomputes, memory]
     lines += describe_phases(config, phases=opened)
