@@ -156,6 +156,7 @@ def _why_unused(schedule: ScheduleConfig) -> str:
 _SCHEDULES_WITH = {
     "final_factor": ("linear", "polynomial", "cosine", "wsd"),
     "power": ("polynomial", "wsd"),
+    "fall_from": ("linear", "polynomial", "cosine"),
     "decay_steps": ("wsd",),
     "decay_fraction": ("wsd",),
 }
@@ -251,6 +252,7 @@ _OVERRIDES = {
     "schedule.name": ("schedule.name",),
     "schedule.final_factor": ("schedule.final_factor",),
     "schedule.power": ("schedule.power",),
+    "schedule.fall_from": ("schedule.fall_from",),
     "schedule.decay_steps": ("schedule.decay_steps", "schedule.decay_fraction"),
     "schedule.decay_fraction": ("schedule.decay_steps", "schedule.decay_fraction"),
     "schedule.warmup_steps": ("schedule.warmup_steps", "schedule.warmup_fraction"),

@@ -36,6 +36,7 @@ class OptimizerConfig(Settings):
 
 
 ScheduleName = Literal["linear", "polynomial", "cosine", "constant", "noam", "wsd"]
+FallStart = Literal["peak", "start"]
 
 
 class ScheduleConfig(Settings):
@@ -54,6 +55,9 @@ class ScheduleConfig(Settings):
     the last step still learns."""
     power: PositiveFloat = 1.0
     """polynomial and wsd: exponent of the fall; 1 is a line."""
+    fall_from: FallStart = "peak"
+    """linear, polynomial and cosine: where the fall begins. peak: at the end of the warm-up. start: at the first step,
+    as in google-research/bert and NVIDIA's LAMB, so that the rate drops where the warm-up ends."""
     decay_steps: Positive | None = None
     """wsd: number of steps of the fall. Null: decay_fraction of max_steps."""
     decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1

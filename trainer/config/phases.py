@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.settings import Settings
 from trainer.config.batch import BatchConfig
 from trainer.config.number_types import Count, Positive, PositiveFloat, Probability
-from trainer.config.optimization import ScheduleConfig, ScheduleName
+from trainer.config.optimization import FallStart, ScheduleConfig, ScheduleName
 
 
 class PhaseBatchConfig(Settings):
@@ -44,6 +44,8 @@ class PhaseScheduleConfig(Settings):
     this rate."""
     power: PositiveFloat | None = None
     """polynomial and wsd: exponent of the fall."""
+    fall_from: FallStart | None = None
+    """linear, polynomial and cosine: where the fall begins; see schedule.fall_from."""
     decay_steps: Positive | None = None
     """wsd: number of steps of the fall."""
     decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] | None = None

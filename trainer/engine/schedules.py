@@ -46,10 +46,12 @@ def learning_rate(step: int, config: TrainerConfig, *, hours: float = 0.0) -> fl
     time, W and wsd's fall are shares of it, and `hours`, the time used before the update, stands for `step`. If there
     is a warm-up, the first update then has a rate of 0. Raises ValueError if `step` is below 1.
 
-    google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall linearly. Both
-    count from 0, so their first update has a rate of 0. In google-research/bert the line falls from step 0 on, not from
-    step W on, which changes the rate by at most peak x W / N. NVIDIA's DeepLearningExamples (schedulers.py) count the
-    warm-up from 1 too, but their last update has a rate of 0.
+    With fall_from=start, the fall begins at the first update: in all formulas of linear, polynomial and cosine W is
+    then 0 after the warm-up. So it is in google-research/bert (optimization.py) and in NVIDIA's DeepLearningExamples
+    (schedulers.py).
+
+    google-research/bert and transformers' get_linear_schedule_with_warmup count from 0, so their first update has a
+    rate of 0. NVIDIA's DeepLearningExamples count the warm-up from 1 too, but their last update has a rate of 0.
     """
     if step < 1:
         raise ValueError(f"the first update is step 1, so there is no learning rate for step {step}")
@@ -69,7 +71,9 @@ def corners(config: TrainerConfig) -> Iterator[tuple[float, float]]:
             yield hours, curve.rate(hours, before=hours)
         return
     for first, last, curve in _curves(config):
-        for step in sorted({1, int(curve.warmup), int(curve.length - curve.decay), last - first} - {0}):
+        steps = {1, int(curve.warmup), int(curve.length - curve.decay), last - first}
+        steps |= {int(curve.warmup) + 1} if curve.schedule.fall_from == "start" else set()
+        for step in sorted(steps - {0}):
             yield first + step, curve.rate(step, before=step - 1)
 
 
@@ -92,7 +96,8 @@ class _Curve:
             return self.peak
         if name == "noam":
             return self.peak * math.sqrt(self.warmup / place)
-        start = self.length - self.decay if name == "wsd" else self.warmup
+        start = self.warmup if self.schedule.fall_from == "peak" else 0.0
+        start = self.length - self.decay if name == "wsd" else start
         progress = min(1.0, max(0.0, before - start) / ((self.length - start) or 1))
         if name == "linear":
             return self.peak * (1.0 - progress * (1.0 - final))

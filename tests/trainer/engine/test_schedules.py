@@ -94,12 +94,28 @@ def test_the_fall_is_that_of_transformers_and_the_warmup_one_step_ahead(warmup: 
 
 
 def test_google_recipe() -> None:
-    """google-research/bert: 1e-4, 10,000 steps of warm-up, linear to zero at 1,000,000."""
-    config = make_config(max_steps=1_000_000, peak=1e-4, warmup_steps=10_000)
-    assert learning_rate(1, config) == pytest.approx(1e-8)
-    assert learning_rate(10_000, config) == learning_rate(10_001, config) == 1e-4
-    assert learning_rate(505_001, config) == pytest.approx(0.5e-4)
-    assert learning_rate(1_000_000, config) == pytest.approx(1e-4 / 990_000)
+    """google-research/bert: 1e-4, 10,000 steps of warm-up, linear to zero at 1,000,000; update n has global_step
+    n - 1 in the fall, and n in our warm-up, which has no update of rate 0."""
+    config = make_config(max_steps=1_000_000, peak=1e-4, warmup_steps=10_000, fall_from="start")
+    assert [learning_rate(step, config) for step in (1, 5_000, 10_000)] == pytest.approx([1e-8, 5e-5, 1e-4])
+    for step in (10_001, 500_000, 1_000_000):
+        exact = polynomial_decay(step - 1, peak=1e-4, decay_steps=1_000_000, end=0.0)
+        assert learning_rate(step, config) == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_nvidias_recipe() -> None:
+    """DeepLearningExamples, schedulers.py (PolyWarmUpScheduler), phase 1: the root of what is left of all steps."""
+    peak, warmup, total = 6e-3, 0.2843, 7_038
+    config = make_config(
+        max_steps=total, peak=peak, name="polynomial", power=0.5, warmup_fraction=warmup, fall_from="start"
+    )
+    for step in (1, 1_000, 2_000, 2_002, 5_000, 7_038):
+        progress = step / total
+        theirs = peak * progress / warmup if progress < warmup else peak * (1 - (step - 1) / total) ** 0.5
+        assert learning_rate(step, config) == pytest.approx(theirs, rel=1e-3), step
+    assert [rate for _, rate in corners(config)] == pytest.approx(
+        [peak / 2_001, peak, peak * (1 - 2_001 / total) ** 0.5, peak * (1 / total) ** 0.5]
+    )
 
 
 def test_warmup_fraction_rounds_up() -> None:
