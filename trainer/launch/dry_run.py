@@ -154,9 +154,9 @@ def describe_time(config: TrainerConfig, options: Options, *, steps: int, tokens
         rate = tokens / work * tflops * 1e12 * config.workers
         origin = planned.describe_origin(options.gpu, config=config)
     else:
-        steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
-        if steps:
-            rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
+        recent = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
+        if recent:
+            rate, origin = median(step["tokens_per_second"] for step in recent), "measured in this run"
     if not rate:
         yield f"time: unknown; give {RATE}=N of one worker, or start the run, which measures its steps"
         if config.device != "cpu" and work:
