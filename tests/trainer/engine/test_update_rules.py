@@ -1,4 +1,4 @@
-"""LAMB, RAdam, SGD and Muon under every ZeRO stage, against their papers in fp64."""
+"""AdamW, LAMB, RAdam, SGD and Muon under every ZeRO stage, against their papers in fp64."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,22 @@ from trainer.model import BertForPretraining
 from worker_group import WorkerGroup
 
 Groups = Callable[[int], WorkerGroup]
-RATES = {"lamb": 2e-2, "radam": 1e-2, "sgd": 1e-1, "muon": 2e-2}
+RATES = {"adamw": 1e-2, "lamb": 2e-2, "radam": 1e-2, "sgd": 1e-1, "muon": 2e-2}
+UNCORRECTED = ("adamw", "lamb", "muon")
+"""Optimizers that also work without bias correction, as google-research/bert's."""
 STEPS = 8
 RAW = {"wall_clock_breakdown": False}
+LAYOUTS: list[tuple[int, int, dict[str, Any]]] = [
+    *((world, stage, {}) for world in (1, 2, 3) for stage in (0, 1, 2, 3)),
+    (2, 1, RAW),
+]
+"""World size, ZeRO stage, and DeepSpeed settings, which make it take its own step."""
 
 
-def settings_of(name: str) -> dict[str, Any]:
-    beta2 = {} if name == "sgd" else {"beta2": 0.98}
-    return {"name": name, "learning_rate": RATES[name], "weight_decay": 0.1, "clip_norm": 0.5, **beta2}
+def settings_of(name: str, *, corrected: bool = True) -> dict[str, Any]:
+    changes = {} if name == "sgd" else {"beta2": 0.98}
+    changes |= {} if corrected else {"bias_correction": False}
+    return {"name": name, "learning_rate": RATES[name], "weight_decay": 0.1, "clip_norm": 0.5, **changes}
 
 
 class StackedModel(ToyModel):
@@ -46,8 +55,9 @@ class StackedModel(ToyModel):
         self.shrink = nn.Linear(39, 24)
 
 
-def follow_the_paper(name: str) -> dict[str, Tensor]:
-    """The parameters after STEPS updates, in fp64, one matrix after another."""
+@cache
+def follow_the_paper(name: str, *, corrected: bool = True) -> dict[str, Tensor]:
+    """The parameters after STEPS updates, in fp64, one matrix after another. `corrected`: with bias correction."""
     config = make_config(optimizer=settings_of(name))
     torch.manual_seed(0)
     model = StackedModel().double()
@@ -68,7 +78,7 @@ def follow_the_paper(name: str) -> dict[str, Tensor]:
                 cut = 3 if key == "expand.weight" else 1
                 parts = zip(*(value.chunk(cut) for value in (parameter, gradient, *moments)), strict=True)
                 for weights, part, mean, square in parts:
-                    update = RULES[name](part, mean, square, step, hidden)
+                    update = RULES[name](part, mean, square, step if corrected else math.inf, hidden)
                     update = update + decay * weights
                     if name == "lamb" and parameter.dim() > 1:
                         update *= weights.norm() / update.norm()
@@ -76,13 +86,13 @@ def follow_the_paper(name: str) -> dict[str, Tensor]:
     return {key: p.detach() for key, p in model.named_parameters()}
 
 
-def adam(gradient: Tensor, mean: Tensor, square: Tensor, step: int, hidden: bool) -> Tensor:
+def adam(gradient: Tensor, mean: Tensor, square: Tensor, step: float, hidden: bool) -> Tensor:
     mean.copy_(0.9 * mean + 0.1 * gradient)
     square.copy_(0.98 * square + 0.02 * gradient**2)
     return mean / (1 - 0.9**step) / ((square / (1 - 0.98**step)).sqrt() + 1e-6)
 
 
-def radam(gradient: Tensor, mean: Tensor, square: Tensor, step: int, hidden: bool) -> Tensor:
+def radam(gradient: Tensor, mean: Tensor, square: Tensor, step: float, hidden: bool) -> Tensor:
     mean.copy_(0.9 * mean + 0.1 * gradient)
     square.copy_(0.98 * square + 0.02 * gradient**2)
     most = 2 / (1 - 0.98) - 1
@@ -93,12 +103,12 @@ def radam(gradient: Tensor, mean: Tensor, square: Tensor, step: int, hidden: boo
     return rectified * mean / (1 - 0.9**step) * math.sqrt(1 - 0.98**step) / (square.sqrt() + 1e-6)
 
 
-def sgd(gradient: Tensor, mean: Tensor, square: Tensor, step: int, hidden: bool) -> Tensor:
+def sgd(gradient: Tensor, mean: Tensor, square: Tensor, step: float, hidden: bool) -> Tensor:
     mean.copy_(0.9 * mean + gradient)
     return mean.clone()
 
 
-def muon(gradient: Tensor, mean: Tensor, square: Tensor, step: int, hidden: bool) -> Tensor:
+def muon(gradient: Tensor, mean: Tensor, square: Tensor, step: float, hidden: bool) -> Tensor:
     """By singular values: Newton-Schulz maps each of them by the same polynomial."""
     if not hidden:
         return adam(gradient, mean, square, step, hidden)
@@ -110,12 +120,15 @@ def muon(gradient: Tensor, mean: Tensor, square: Tensor, step: int, hidden: bool
     return left @ values.diag() @ right * 0.2 * math.sqrt(max(gradient.shape))
 
 
-RULES: dict[str, Callable[..., Tensor]] = {"lamb": adam, "radam": radam, "sgd": sgd, "muon": muon}
+RULES: dict[str, Callable[..., Tensor]] = {"adamw": adam, "lamb": adam, "radam": radam, "sgd": sgd, "muon": muon}
 
 
-def follow_the_engine(rank: int, name: str, stage: int, raw: dict[str, Any], precision: str) -> dict[str, Any]:
+def follow_the_engine(
+    rank: int, name: str, stage: int, raw: dict[str, Any], precision: str, corrected: bool = True
+) -> dict[str, Any]:
     """The same by the engine, which at half of the steps is replaced by a new one with the saved state."""
-    config = make_config(zero_stage=stage, optimizer=settings_of(name), deepspeed=raw, precision=precision)
+    optimizer = settings_of(name, corrected=corrected)
+    config = make_config(zero_stage=stage, optimizer=optimizer, deepspeed=raw, precision=precision)
     engine = new_engine(config)
     train(engine, config, first=1, last=STEPS // 2)
     state = gather_state(engine)
@@ -138,15 +151,15 @@ def new_engine(config: Any, *, seed: int = 0) -> Engine:
     return Engine(StackedModel(), config=config, device=torch.device("cpu"), micro_batches=micro_batches(world_size))
 
 
-@pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize(
-    ("world", "stage", "raw"), [(1, 1, {}), (2, 0, {}), (2, 1, {}), (3, 2, {}), (2, 3, {}), (3, 3, {}), (2, 1, RAW)]
+    ("name", "corrected"), [*((name, True) for name in RATES), *((name, False) for name in UNCORRECTED)]
 )
+@pytest.mark.parametrize(("world", "stage", "raw"), LAYOUTS)
 def test_each_rule_is_its_papers_in_every_stage_and_after_a_resume(
-    worker_group: Groups, name: str, world: int, stage: int, raw: dict[str, Any]
+    worker_group: Groups, name: str, corrected: bool, world: int, stage: int, raw: dict[str, Any]
 ) -> None:
-    found = worker_group(world).run(follow_the_engine, name, stage, raw, "fp32")[0]["state"]
-    wanted = follow_the_paper(name)
+    found = worker_group(world).run(follow_the_engine, name, stage, raw, "fp32", corrected)[0]["state"]
+    wanted = follow_the_paper(name, corrected=corrected)
     assert found["parameter"].keys() == wanted.keys()
     for key, exact in wanted.items():
         torch.testing.assert_close(
@@ -154,6 +167,12 @@ def test_each_rule_is_its_papers_in_every_stage_and_after_a_resume(
         )
     one = {"sgd": wanted.keys(), "muon": {"expand.weight", "shrink.weight"}}.get(name, set())
     assert wanted.keys() - found.get("exp_avg_sq", {}).keys() == set(one)
+
+
+@pytest.mark.parametrize("name", UNCORRECTED)
+def test_bias_correction_can_be_told_by_the_parameters(name: str) -> None:
+    exact, other = (follow_the_paper(name, corrected=corrected) for corrected in (True, False))
+    assert max(float((other[key] - value).abs().max()) for key, value in exact.items()) > 5e-3
 
 
 @pytest.mark.parametrize("name", RATES)
