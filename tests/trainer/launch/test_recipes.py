@@ -78,13 +78,19 @@ def test_the_plan_is_what_the_comments_and_the_table_state(
     told = capsys.readouterr().out.splitlines()
     assert {line.partition(":")[0] for line in stated} >= {"steps", "time", "price"}
     assert [line for line in stated if line not in told] == [], "\n".join(told)
-    facts = re.search(
-        r"(?P<tokens>[\d,.]+) M tokens\nprice: (?P<price>\S+) for (?P<hours>\S+) worker",
-        "\n".join(line for line in stated if not line.startswith("time: ")),
+    told_of = dict(line.split(": ", 1) for line in stated)
+    amount = told_of.get("max_hours", told_of["steps"])
+    billions = float(amount.split()[-3].replace(",", "")) / 1000
+    price, _, hours, *_ = told_of["price"].split()
+    row = read_table()[name]
+    assert row.endswith(f"| {billions:.1f} B | {hours} | {price} |")
+    config = read_recipe(name)
+    steps = (
+        [f"{phase.num_steps:,}" for phase in resolve_phases(config)]
+        if config.max_hours is None
+        else [amount.split()[3]]
     )
-    assert facts is not None
-    billions = float(facts["tokens"].replace(",", "")) / 1000
-    assert read_table()[name].endswith(f"| {billions:.1f} B | {facts['hours']} | {facts['price']} |")
+    assert [number for number in steps if f" {number} " not in row] == []
 
 
 def read_table() -> dict[str, str]:
