@@ -1,4 +1,4 @@
-"""Which parameters are decayed, in which groups, and one step of AdamW by hand."""
+"""Which parameters are decayed, in which groups, with how many moments, and one step of AdamW by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from model_shapes import SHAPES
+from toy_training import make_config
 from trainer.config import OptimizerConfig
+from trainer.engine.memory import count_moments
 from trainer.engine.optimizers import build_optimizer, parameter_groups
+from trainer.engine.update_rules import MOMENTS_OF
+from trainer.model import BertForPretraining
 
 
 class TiedModel(nn.Module):
@@ -69,3 +74,18 @@ def test_one_step_by_hand() -> None:
     optimizer.step()
     torch.testing.assert_close(model.weight.detach(), weight - 0.01 * (0.1 * weight + torch.tensor([[1.0, -1.0]])))
     torch.testing.assert_close(model.bias.detach(), bias - 0.01)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("shape", ["TinyBERT-4", "Table 6, row 5"])
+def test_moments_are_counted_in_every_shape(name: str, shape: str) -> None:
+    """As the optimizer's groups give them, by their rules."""
+    config = make_config(model=SHAPES[shape][0], optimizer={"name": name})
+    with torch.device("meta"):
+        model = BertForPretraining(config.model, vocabulary_size=512, seed=0)
+    wanted = sum(
+        parameter.numel() * len(MOMENTS_OF[group["rule"]])
+        for group in parameter_groups(model, weight_decay=0.0, name=name)
+        for parameter in group["params"]
+    )
+    assert count_moments(config, vocabulary_size=512) == wanted
