@@ -49,6 +49,9 @@ PATHS = {
 list."""
 AGENT_TIMEOUT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
+LOG_IN_REASON = ", last available logs"
+"""From here on, Ray's reason for a failed job repeats the end of the job's log (ray 2.60,
+dashboard/modules/job/job_supervisor.py)."""
 
 
 @command()
@@ -263,10 +266,11 @@ def act_on_job(client: JobSubmissionClient, action: str, id: str) -> int:
 
 
 def print_status(client: JobSubmissionClient, id: str) -> int:
-    """Print a job's status and the last line of its log. Return 1 if the job failed, else 0."""
+    """Print a job's status, why it failed, and the last line of its log. Return 1 if the job failed, else 0."""
     info = client.get_job_info(id)
     lines = client.get_job_logs(id).splitlines()
-    print(f"{id}: {info.status}{f' ({info.message})' if info.message and info.status == 'FAILED' else ''}")
+    reason = (info.message or "").partition(LOG_IN_REASON)[0] if info.status == "FAILED" else ""
+    print(f"{id}: {info.status}{f' ({reason})' if reason else ''}")
     if lines:
         print(lines[-1])
     return 1 if info.status == "FAILED" else 0

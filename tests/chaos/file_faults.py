@@ -137,7 +137,7 @@ def fill_the_disk(stage: Stage) -> Finding:
         fill = _fill(disk, leave=1_000_000)
         status, broken = run.finish(), []
         error = _error(run)
-        if status != 2 or "bytes and" not in error:
+        if status != 2 or "are free; free space there" not in error:
             broken.append(f"status {status}: {error}")
         fill.unlink()
         return _go_on(run, fault="disk full before a save", broken=broken)

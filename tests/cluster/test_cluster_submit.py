@@ -148,6 +148,28 @@ def test_a_head_without_an_agent_is_asked_again(monkeypatch: pytest.MonkeyPatch)
         submit.submit_when_ready(cast(Any, Client(["no room"])), "id", command="c", folder="f")
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "shown"),
+    [
+        (
+            "FAILED",
+            "exit code 143, last available logs (truncated to 20,000 chars):\nstep 1\nstopped\n",
+            " (exit code 143)",
+        ),
+        ("FAILED", "the driver's node died", " (the driver's node died)"),
+        ("FAILED", None, ""),
+        ("SUCCEEDED", "Job finished successfully.", ""),
+    ],
+)
+def test_why_a_job_failed_is_said_without_its_log(
+    status: str, message: str | None, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = SimpleNamespace(status=status, message=message)
+    client = SimpleNamespace(get_job_info=lambda id: info, get_job_logs=lambda id: "step 1\nstopped\n")
+    assert submit.print_status(cast(Any, client), "mine") == (status == "FAILED")
+    assert capsys.readouterr().out == f"mine: {status}{shown}\nstopped\n"
+
+
 @pytest.fixture
 def metadata() -> Iterator[tuple[str, dict[str, str]]]:
     """A metadata service: its address, and what it answers by path."""

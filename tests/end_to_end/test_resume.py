@@ -58,6 +58,7 @@ def test_three_resumes_in_a_row_give_the_same_bits(
     reports = run_in_parts(pair, data, output, stops=(3, 5, 7))
     assert [report.executed for report in reports] == [[1, 2, 3], [4, 5], [6, 7], [8, 9]]
     assert [report.outcome.finished for report in reports] == [False, False, False, True]
+    assert not any("are in the logs" in line for report in reports for line in report.said)
     assert [report.said[0].split(":")[0] for report in reports] == [
         "training from step 0 of 9",
         "resumed at step 3 of 9",
@@ -78,6 +79,7 @@ def test_a_run_that_starts_from_zero_again_is_told_from_a_resumed_one(
     second = run(pair, make_config(data, output))
     assert first.executed + second.executed != list(range(1, MAX_STEPS + 1))
     assert second.executed == list(range(1, MAX_STEPS + 1))
+    assert "steps 1 to 3 are in the logs, but in no checkpoint: done again, and recorded anew" in second.said
     assert curve(output) == curve(uninterrupted)
 
 
@@ -92,6 +94,7 @@ def test_what_was_computed_past_the_checkpoint_is_cut_and_computed_again(
     assert len(curve(output)) == 7
     report = run(pair, make_config(data, output))
     assert report.executed == list(range(4, MAX_STEPS + 1))
+    assert any(line.startswith("steps 4 to 7 are in the logs") for line in report.said)
     assert curve(output) == curve(uninterrupted)
     assert rows_by_step(output) == rows_by_step(uninterrupted)
 

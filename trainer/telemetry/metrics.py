@@ -168,6 +168,9 @@ class RunLog:
         self._say, self._rank = say, rank
         self._progress = Progress(max_steps=config.max_steps, max_hours=config.max_hours)
         self._gauges = gauges
+        recorded = read_last_lines(run_directory / METRICS_NAME) if rank == 0 else []
+        self.recorded_step: int = recorded[-1]["step"] if recorded else 0
+        """Last step that an earlier start of the run recorded; 0 if there is none, and on ranks other than 0."""
         if rank == 0:
             for path in run_directory.glob(rows_name("*")):  # also cut files of ranks that no longer exist
                 if path.name not in [rows_name(other) for other in range(world_size)]:

@@ -156,6 +156,8 @@ def run_share(
             rows_before=rows_before,
         )
         lines = [describe_start(config, place=place, device=device, start=start, given=given.notes)]
+        if first_step == resumed_at:  # after a rollback, the guard has said it
+            lines += describe_repeated(log.recorded_step, first_step=first_step)
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
         if world_size != config.workers:  # with the configured number, the user has seen these lines already
             lines += phases[start.phase].describe_empty(world_size)
@@ -350,6 +352,18 @@ def warn_of_cpu(model: ModelConfig) -> list[str]:
         f"WARNING: {model.title} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
         f"machine with GPUs, or a smaller model.size"
     ]
+
+
+def describe_repeated(recorded_step: int, *, first_step: int) -> list[str]:
+    """Return a line if the run's logs recorded steps up to `recorded_step`, but its checkpoint is of `first_step`."""
+    if recorded_step <= first_step:
+        return []
+    steps = (
+        f"step {recorded_step} is"
+        if recorded_step == first_step + 1
+        else f"steps {first_step + 1} to {recorded_step} are"
+    )
+    return [f"{steps} in the logs, but in no checkpoint: done again, and recorded anew"]
 
 
 def describe_start(
