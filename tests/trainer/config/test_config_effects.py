@@ -54,6 +54,11 @@ IDLE = [
         ["schedule.span=phase", "phases=[{max_steps: 10}, {schedule: {name: constant, final_factor: 0.5}}]"],
         r"phases\.1\.schedule\.final_factor=0\.5 .*never falls",
     ),
+    (["schedule={name: noam, fall_from: start}"], r"schedule\.fall_from=start .*set schedule\.name=linear, or leave"),
+    (
+        ["schedule.span=phase", "phases=[{max_steps: 10}, {schedule: {name: constant, fall_from: start}}]"],
+        r"phases\.1\.schedule\.fall_from=start .*never falls",
+    ),
     (
         ["schedule={span: phase, final_factor: 0.5, name: constant}", "phases=[{max_steps: 10}, {}]"],
         r"^defaults: schedule\.final_factor=0\.5",
