@@ -41,7 +41,7 @@ KINDS = {
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "addmm", "aten::mm", "aten::bmm", "linear"),
     "GELU": ("gelu",),
     "LayerNorm, dropout, residual": ("layer_norm", "layernorm", "norm_forward", "norm_backward", "dropout"),
-    "optimizer": ("fusedoptimizer", "fused_adam", "adamw"),
+    "optimizer": ("fusedoptimizer", "fused_adam", "adamw", "lerp", "addcmul"),
     "cross-entropy": ("nll_loss", "softmax", "cross_entropy"),
     "copies and fills": ("memcpy", "memset", "copy_", "foreach_copy", "tensorlist", "fill", "zero_"),
     "sums": ("red_fused_sum", "reduce_kernel", "per_fused_sum", "aten::sum"),

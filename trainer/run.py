@@ -32,8 +32,8 @@ Ctrl-C or SIGTERM finishes the current step, writes a checkpoint and exits with 
 ends the run at once.
 --dry-run makes all checks and shows steps, tokens, disk space, memory and machines; it starts and writes nothing. With
 --tokens-per-second=N (of one worker) or --gpu=NAME (such as H200) it also shows the time, with --price=P (of one worker
-and hour) the price. If there is no data set yet, --rows=N --tokens=N state its training rows and tokens; device=cuda
-plans for GPUs that this machine does not have.
+and hour) the price. If there is no data set yet, --rows=N --tokens=N state its training rows and tokens (N,N of two, in
+the order of the phases); device=cuda plans for GPUs that this machine does not have.
 Lost workers are restarted from the last checkpoint (max_restarts).
 Ray: the cluster at RAY_ADDRESS (set inside a submitted job), otherwise a local Ray on this machine.
 

@@ -41,6 +41,7 @@ def serve(rank: int, world_size: int, folder: str) -> None:
     )
     check_stages(rank, Path(folder))
     check_non_finite(rank)
+    check_rules(rank)
     measure_large(rank, Path(folder))
     dist.barrier()
     dist.destroy_process_group()
@@ -95,8 +96,34 @@ def check_non_finite(rank: int) -> None:
     say(rank, "a NaN on one rank is skipped on all, in every layout")
 
 
+def check_rules(rank: int) -> None:
+    """Over stages and precisions each rule stays near ZeRO-1 in fp32; Newton-Schulz in bf16 stays near fp64.
+
+    tests/trainer/engine/test_update_rules.py compares the rules with fp64 on the CPU.
+    """
+    from trainer.engine import update_rules
+
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(3, 64, 48, generator=generator, dtype=torch.float64)
+    exact = update_rules.orthogonalize(matrix)
+    found = update_rules.orthogonalize(matrix.float().to(f"cuda:{rank}")).double().cpu()
+    assert float((found - exact).norm() / exact.norm()) < 0.03
+    for name, peak in (("lamb", 2e-2), ("radam", 1e-2), ("sgd", 1e-1), ("muon", 2e-2)):
+        final: dict[str, dict[str, torch.Tensor]] = {}
+        for stage, precision in ((1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")):
+            config = make_config(zero_stage=stage, precision=precision, optimizer={"name": name, "learning_rate": peak})
+            engine = make_engine(config, device=f"cuda:{rank}")
+            train(engine, config, first=1, last=8)
+            values = gather_state(engine)["parameter"]
+            engine.close()
+            for key, reference in final.setdefault("first", values).items():
+                distance = float((values[key] - reference).norm() / (reference.norm() + 0.1))
+                assert distance < {"fp32": 1e-2, "bf16": 0.1}[precision], (name, stage, precision, key, distance)
+    say(rank, "LAMB, RAdam, SGD and Muon agree over stages and precisions")
+
+
 def measure_large(rank: int, folder: Path) -> None:
-    from packed import random_batch
+    from packed import on_device, random_batch
 
     for stage in (1, 3):
         settings: dict[str, Any] = {
@@ -140,17 +167,6 @@ def measure_large(rank: int, folder: Path) -> None:
             f"{ready - built:.1f} s, save: pause {times[0][0]:.2f} then {times[1][0]:.2f} s, committed after "
             f"{times[0][1]:.1f} and {times[1][1]:.1f} s, verify + restore {restored:.1f} s, peak {peak:.1f} GiB",
         )
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    import dataclasses
-
-    moved = {
-        field.name: value.to(device)
-        for field in dataclasses.fields(batch)
-        if isinstance(value := getattr(batch, field.name), torch.Tensor)
-    }
-    return dataclasses.replace(batch, **moved)
 
 
 def say(rank: int, line: str) -> None:

@@ -51,13 +51,15 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
 
-@pytest.mark.parametrize("backend", ["short", "flash", "padded"])
+@pytest.mark.parametrize(
+    ("backend", "width"), [("short", 64), ("flash", 64), ("padded", 64), ("flash", 26), ("flash", 256), ("padded", 26)]
+)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_attention_against_float64(backend: str, seed: int) -> None:
+def test_attention_against_float64(backend: str, width: int, seed: int) -> None:
     torch.manual_seed(seed)
     lengths = [*LENGTHS, *torch.randint(1, 513, (8,)).tolist(), 0, 0]
-    values = torch.randn(sum(lengths), 3, 4, 64, device="cuda", dtype=torch.bfloat16)
-    upstream = torch.randn(sum(lengths), 4, 64, device="cuda", dtype=torch.bfloat16)
+    values = torch.randn(sum(lengths), 3, 4, width, device="cuda", dtype=torch.bfloat16)
+    upstream = torch.randn(sum(lengths), 4, width, device="cuda", dtype=torch.bfloat16)
     half, exact = values.clone().requires_grad_(), values.double().cpu().requires_grad_()
     wanted = attend_each(exact, lengths=lengths, dropout=0.0)
     attend = {

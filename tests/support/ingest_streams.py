@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.dataset.manifest import Manifest
+from trainer.data.mask_draws import MaskDraws
 from trainer.data.micro_batch import MicroBatch, MicroBatchShape
-from trainer.data.plan import Plan, PlanState
+from trainer.data.plan import BatchWarmup, Plan, PlanState
 from trainer.data.stream import MicroBatchStream, Step
 
 SHAPE = MicroBatchShape(tokens=300, pairs=12, masked=60, max_seq_length=64)
@@ -19,11 +20,18 @@ EXACT_SHAPE = MicroBatchShape(tokens=192, pairs=3, masked=30, max_seq_length=64)
 Lanes = dict[int, MicroBatch | None]
 
 
-def make_plan(manifest: Manifest, *, lanes: int = 4, exact_pairs: int | None = None, seed: int = 3) -> Plan:
+def make_plan(
+    manifest: Manifest,
+    *,
+    lanes: int = 4,
+    exact_pairs: int | None = None,
+    seed: int = 3,
+    warmup: BatchWarmup | None = None,
+) -> Plan:
     """A pace of `exact_pairs`, which micro-batches hold at any length, or one that they seldom hold less than."""
     shape = SHAPE if exact_pairs is None else EXACT_SHAPE
     pairs = min(7 * lanes, manifest.num_rows("train")) if exact_pairs is None else exact_pairs
-    return Plan(manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs)
+    return Plan(manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs, warmup=warmup)
 
 
 def run(
@@ -34,10 +42,13 @@ def run(
     steps: int,
     state: PlanState | None = None,
     skip_corrupt: bool = False,
+    masks: MaskDraws | None = None,
 ) -> list[tuple[Step, Lanes]]:
     """`steps` steps of all ranks in this process; the first rank's Step, and the micro-batches of every lane."""
     ranks = [
-        MicroBatchStream(plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt)
+        MicroBatchStream(
+            plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt, masks=masks
+        )
         for rank in range(world_size)
     ]
     made = []

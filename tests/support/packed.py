@@ -41,6 +41,13 @@ def random_batch(lengths: Sequence[int], *, vocabulary_size: int, masked_share: 
     )
 
 
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch on another device."""
+    tensors = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    moved = {name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(batch, **moved)
+
+
 def padded_rows(batch: Batch, *, pad: int = 0) -> dict[str, Tensor]:
     """input_ids, token_type_ids, attention_mask: [pairs, longest] as transformers takes them."""
     lengths = batch.offsets.diff().tolist()

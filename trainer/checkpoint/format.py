@@ -72,6 +72,8 @@ class CheckpointState:
     """Hash of the data set that the last step read. Empty in older checkpoints."""
     rows: dict[str, Any] = field(default_factory=dict)
     """Facts about all rows that the weights were trained on (phases.rows_trained). Empty in older checkpoints."""
+    seconds: float = 0.0
+    """Seconds of training up to the step, over all starts of the run. 0 in older checkpoints."""
 
 
 def write_tensors(path: Location, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Writes a checkpoint's tensors, and reads ranges of a tensor's elements, with any number of ranks.
 
-Each rank's file holds parts of the flattened parameters and AdamW moments. The file's metadata gives the offset of each
+Each rank's file holds parts of the flattened parameters and moments. The file's metadata gives the offset of each
 part. A rank reads only the elements that it needs: files on a disk are memory-mapped, and files on a store are read by
 ranges of bytes. This module needs neither DeepSpeed nor a process group.
 """
@@ -44,7 +44,7 @@ def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapp
     places: dict[str, Any] = {}
     for piece in slices:
         places[piece.name] = {"start": piece.start, "shape": list(piece.shape)}
-        tensors.update({f"{kind}/{piece.name}": piece.tensors[kind] for kind in KINDS})
+        tensors.update({f"{kind}/{piece.name}": values for kind, values in piece.tensors.items()})
     tensors.update({f"{_GENERATOR}{name}": state for name, state in generators.items()})
     return write_tensors(path, tensors=tensors, metadata={"slices": json.dumps(places)})
 
@@ -67,6 +67,7 @@ class SavedTensors:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
+        self._kinds: dict[str, list[str]] = {}
         files_folder, files = open_manifest(folder)
         parts = [name for name in sorted(files) if name.endswith(".safetensors")]
         with ExitStack() as stack:
@@ -84,7 +85,9 @@ class SavedTensors:
 
     def _index(self) -> None:
         for part in self._parts.values():
+            stored = set(part.keys())
             for name, place in json.loads(part.metadata()["slices"]).items():
+                self._kinds[name] = [kind for kind in KINDS if f"{kind}/{name}" in stored]
                 (numel,) = part.get_slice(f"parameter/{name}").get_shape()
                 self.shapes[name] = tuple(place["shape"])
                 self._pieces.setdefault(name, []).append(_Piece(place["start"], place["start"] + numel, part))
@@ -92,11 +95,11 @@ class SavedTensors:
             pieces.sort(key=lambda piece: piece.start)
             self._check_cover(name, pieces)
 
-    def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
-        """Return elements [start, stop) of the flattened parameter `name`, and of its two Adam moments.
+    def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Return elements [start, stop) of the flattened parameter `name`, and of its moments.
 
-        The result is a dict with one 1-D fp32 tensor for each of `kinds`. The kind "parameter" stands for the
-        parameter's values. The other kinds are the names of the moments.
+        The result is a dict with one 1-D fp32 tensor for each of `kinds` (None: all that are stored). The kind
+        "parameter" stands for the parameter's values. The other kinds are the names of the moments.
         """
         wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
         return {
@@ -108,7 +111,7 @@ class SavedTensors:
                     for piece in wanted
                 ]
             )
-            for kind in kinds
+            for kind in (self._kinds[name] if kinds is None else kinds)
         }
 
     def read_generators(self, rank: int, *, world_size: int) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 The ranks write into a draft (a checkpoint not yet valid, see trainer/checkpoint/commit.py) and signal each other by
 files. They wait for each other until a deadline, so that one rank's failure ends the save on all ranks. Cost: training
 pauses while each rank copies its parts of the parameters and moments into host memory. The copies take 12 bytes per
-parameter over all ranks. Their memory is pinned if there is a GPU.
+parameter over all ranks (8 if the optimizer keeps one moment). Their memory is pinned if there is a GPU.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class CheckpointWriter:
         guard: Mapping[str, Any] | None = None,
         data_hash: str = "",
         rows: Mapping[str, Any] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """Copy the run's state after `step` steps, and start a thread that writes the checkpoint.
 
@@ -133,6 +134,7 @@ class CheckpointWriter:
                 guard=dict(guard or {}),
                 data_hash=data_hash,
                 rows=dict(rows or {}),
+                seconds=seconds,
             ),
             slices=self._copy_slices(),
             generators=_generators(engine.device),

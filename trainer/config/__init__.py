@@ -1,8 +1,17 @@
 """The settings of a run: their fields, the checks that compare them, and the reading of saved configs."""
 
-from trainer.config.batch import BatchConfig
+from trainer.config.batch import BatchConfig, MaskingConfig
 from trainer.config.effects import find_idle_settings, refuse_idle_settings
-from trainer.config.model import MODEL_SHAPES, ModelConfig, Precision
+from trainer.config.model import (
+    FEED_FORWARD_FACTOR,
+    MODEL_SHAPES,
+    SHAPE_SETTINGS,
+    ModelConfig,
+    ModelShape,
+    Precision,
+    check_heads,
+    shape_settings,
+)
 from trainer.config.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
 from trainer.config.outputs import CheckpointConfig, EvaluationConfig, LoggingConfig
 from trainer.config.phases import PhaseConfig

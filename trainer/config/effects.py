@@ -16,6 +16,7 @@ from pipeline.settings import Settings
 from pipeline.storage import is_url
 from trainer.config.deepspeed_settings import ZeroSettings, zero_stages_of
 from trainer.config.fields import TrainerFields
+from trainer.config.optimization import ScheduleConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,14 @@ def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
     """Return the settings that have no effect in this config, whether they were given or not."""
     return [
         *_find_in_places(config),
+        *_find_in_model(config),
         *_find_in_guard(config),
+        *_find_in_optimizer(config),
         *_find_in_schedule(config),
         *_find_in_checkpoint(config),
         *_find_in_deepspeed(config),
         *_find_in_batch(config),
+        *_find_in_masking(config),
         *_find_in_evaluation(config),
         *_find_in_engine(config),
         *_find_overridden(config),
@@ -83,6 +87,17 @@ def _find_in_places(config: TrainerFields) -> Iterator[IdleSetting]:
         yield IdleSetting("resize_interval_s", why, "set min_workers")
 
 
+def _find_in_model(config: TrainerFields) -> Iterator[IdleSetting]:
+    model = config.model
+    if model.initialize_from is None:
+        for key in ("initialize_layers", "new_tokens"):
+            why = "it is for the weights of another model"
+            yield IdleSetting(f"model.{key}", why, "set model.initialize_from")
+    if None not in (model.layers, model.heads, model.hidden_size):
+        why = "model.layers, model.heads and model.hidden_size replace all of it"
+        yield IdleSetting("model.size", why, "leave out one of them")
+
+
 def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:
     guard, longest = config.guard, max(config.phase_steps)
     if guard.spike_factor is None:
@@ -100,24 +115,52 @@ def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:
         yield IdleSetting("guard.skip_before", why, "raise guard.max_rollbacks")
 
 
+def _find_in_optimizer(config: TrainerFields) -> Iterator[IdleSetting]:
+    name = config.optimizer.name
+    idle = {"sgd": ("beta2", "epsilon", "bias_correction", "momentum"), "radam": ("bias_correction", "momentum")}
+    for key in idle.get(name, () if name == "muon" else ("momentum",)):
+        remedy = "set optimizer.name=muon" if key == "momentum" else "set optimizer.name=adamw"
+        yield IdleSetting(f"optimizer.{key}", f"optimizer.name={name} does not use it", remedy)
+
+
 def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
     run, by_phase = config.schedule, config.schedule.span == "phase" and bool(config.phases)
     if run.span == "phase" and not config.phases:
         yield IdleSetting("schedule.span", "the run has no phases", "give phases")
     schedules = [phase.schedule_in(run) for phase in config.phases] if by_phase else [run]
-    constant = all(schedule.name == "constant" for schedule in schedules)
-    if constant and not _all_override(config, "schedule.final_factor"):
-        yield IdleSetting("schedule.final_factor", "schedule.name=constant never falls", "set schedule.name=linear")
-    if run.warmup_steps is not None and not _all_override(config, "schedule.warmup_fraction"):
-        why = f"schedule.warmup_steps={run.warmup_steps} replaces it"
-        yield IdleSetting("schedule.warmup_fraction", why, "set schedule.warmup_steps=null")
+    for key, users in _SCHEDULES_WITH.items():
+        if not any(each.name in users for each in schedules) and not _all_override(config, f"schedule.{key}"):
+            yield IdleSetting(f"schedule.{key}", _why_unused(schedules[0]), f"set schedule.name={users[0]}")
+    for part in ("warmup", "decay"):
+        steps, fraction = getattr(run, f"{part}_steps"), f"schedule.{part}_fraction"
+        if config.max_hours is not None:
+            why = f"max_hours={config.max_hours} makes schedules over time"
+            yield IdleSetting(f"schedule.{part}_steps", why, f"set {fraction}")
+        elif steps is not None and not _all_override(config, fraction):
+            yield IdleSetting(fraction, f"schedule.{part}_steps={steps} replaces it", f"set schedule.{part}_steps=null")
     for index, (phase, schedule) in enumerate(zip(config.phases, schedules, strict=False) if by_phase else ()):
         place = f"phases.{index}.schedule"
-        if schedule.name == "constant":
-            yield IdleSetting(f"{place}.final_factor", "a constant rate never falls", f"set {place}.name=linear")
-        if phase.schedule.warmup_steps is not None:
-            why = f"{place}.warmup_steps={phase.schedule.warmup_steps} replaces it"
-            yield IdleSetting(f"{place}.warmup_fraction", why, f"set {place}.warmup_steps=null")
+        for key, users in _SCHEDULES_WITH.items():
+            if schedule.name not in users:
+                yield IdleSetting(f"{place}.{key}", _why_unused(schedule), f"set {place}.name={users[0]}")
+        for part in ("warmup", "decay"):
+            if (steps := getattr(phase.schedule, f"{part}_steps")) is not None:
+                why = f"{place}.{part}_steps={steps} replaces it"
+                yield IdleSetting(f"{place}.{part}_fraction", why, f"set {place}.{part}_steps=null")
+
+
+def _why_unused(schedule: ScheduleConfig) -> str:
+    return f"schedule.name={schedule.name} {'never falls' if schedule.name == 'constant' else 'does not use it'}"
+
+
+_SCHEDULES_WITH = {
+    "final_factor": ("linear", "polynomial", "cosine", "wsd"),
+    "power": ("polynomial", "wsd"),
+    "fall_from": ("linear", "polynomial", "cosine"),
+    "decay_steps": ("wsd",),
+    "decay_fraction": ("wsd",),
+}
+"""Maps a setting to the schedules that use it."""
 
 
 def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
@@ -170,6 +213,16 @@ def _find_in_batch(config: TrainerFields) -> Iterator[IdleSetting]:
     if all(batch.lanes is not None or batch.tokens_per_slot is not None for batch in batches):
         why = "it limits micro-batches that are derived, but batch.lanes or batch.tokens_per_slot is given"
         yield IdleSetting("batch.greatest_slot", why, "leave out batch.lanes and batch.tokens_per_slot")
+    if config.batch.warmup_steps is None:
+        why = "without batch.warmup_steps every step has a full batch"
+        yield IdleSetting("batch.warmup_from", why, "set batch.warmup_steps")
+
+
+def _find_in_masking(config: TrainerFields) -> Iterator[IdleSetting]:
+    for key in type(config.masking).model_fields if config.masking.source == "stored" else ():
+        if key != "source":
+            why = "masking.source=stored uses the masks of the data set"
+            yield IdleSetting(f"masking.{key}", why, "set masking.source=drawn")
 
 
 def _find_in_evaluation(config: TrainerFields) -> Iterator[IdleSetting]:
@@ -198,6 +251,10 @@ _OVERRIDES = {
     "optimizer.learning_rate": ("learning_rate",),
     "schedule.name": ("schedule.name",),
     "schedule.final_factor": ("schedule.final_factor",),
+    "schedule.power": ("schedule.power",),
+    "schedule.fall_from": ("schedule.fall_from",),
+    "schedule.decay_steps": ("schedule.decay_steps", "schedule.decay_fraction"),
+    "schedule.decay_fraction": ("schedule.decay_steps", "schedule.decay_fraction"),
     "schedule.warmup_steps": ("schedule.warmup_steps", "schedule.warmup_fraction"),
     "schedule.warmup_fraction": ("schedule.warmup_steps", "schedule.warmup_fraction"),
 }

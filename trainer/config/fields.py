@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.settings import Settings
-from trainer.config.batch import BatchConfig, IngestConfig
+from trainer.config.batch import BatchConfig, IngestConfig, MaskingConfig
 from trainer.config.deepspeed_settings import DeepSpeedSettings
 from trainer.config.model import ModelConfig, Precision
 from trainer.config.number_types import Count, Positive, PositiveFloat
@@ -35,8 +35,14 @@ class TrainerFields(Settings):
     """The encoder."""
     batch: BatchConfig
     """The global batch."""
+    masking: MaskingConfig = MaskingConfig()
+    """The tokens to predict."""
     max_steps: Positive
-    """Total optimizer steps."""
+    """Total optimizer steps. With max_hours: an upper limit."""
+    max_hours: PositiveFloat | None = None
+    """Hours of training after which the run ends, if max_steps did not end it before. The learning rate then follows
+    this time: warmup_fraction and decay_fraction are shares of it. A resumed run keeps the time used up to its
+    checkpoint. Null: no limit."""
     workers: Positive = 1
     """Number of worker processes: one per GPU if there are GPUs, otherwise CPU processes."""
     min_workers: Positive | None = None
@@ -52,6 +58,10 @@ class TrainerFields(Settings):
     communication_data_type: Literal["as_computed", "fp32"] = "as_computed"
     """Number format in which workers send and sum gradients. as_computed: the format of `precision`, or fp32 if ZeRO 1
     has already summed several micro-batches. fp32: a more exact sum, for twice the bytes."""
+    recompute: Literal["none", "layers", "auto"] = "none"
+    """Activation checkpointing. layers: store only the inputs of the layers in training, and compute the layers again
+    in backward. This takes a fraction of the memory and a third more computation, and gives the same results. auto:
+    layers if a step, or a derived micro-batch of 2,048 tokens, would otherwise not fit the smallest GPU."""
     compile: bool | None = None
     """Compile the model with torch.compile, which takes a minute at the start. Null: on GPUs with ZeRO 0 to 2."""
     self_check: bool = True
@@ -97,6 +107,10 @@ class TrainerFields(Settings):
     deepspeed: DeepSpeedSettings = DeepSpeedSettings()
     """DeepSpeed settings that replace those that the trainer derives. If any is given, ZeRO 1 and 2 use DeepSpeed's
     own, slower step."""
+
+    def is_done(self, *, step: int, seconds: float) -> bool:
+        """Return whether a run that has done `step` steps in `seconds` seconds of training is at its end."""
+        return step >= self.max_steps or (self.max_hours is not None and seconds >= 3600 * self.max_hours)
 
     @property
     def phase_steps(self) -> tuple[int, ...]:

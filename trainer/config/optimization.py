@@ -11,18 +11,21 @@ from trainer.config.number_types import Count, Positive, PositiveFloat, Probabil
 
 
 class OptimizerConfig(Settings):
-    """The settings of the optimizer, AdamW. Biases and LayerNorm have no weight decay."""
+    """The settings of the optimizer. Biases and LayerNorm have no weight decay."""
 
-    name: Literal["adamw"] = "adamw"
-    """Update rule."""
+    name: Literal["adamw", "lamb", "radam", "sgd", "muon"] = "adamw"
+    """Update rule. lamb: the update of each matrix (query, key and value apart) is as long as the matrix. muon: Muon
+    for the matrices of hidden layers, at AdamW's learning rates; AdamW for all others."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     beta1: Probability = 0.9
-    """Decay of the first moment."""
+    """Decay of the first moment. sgd: momentum."""
     beta2: Probability = 0.999
     """Decay of the second moment."""
     epsilon: PositiveFloat = 1e-6
     """Number added to the root of the second moment."""
+    momentum: Probability = 0.95
+    """Muon's momentum, for the matrices of hidden layers."""
     bias_correction: bool = True
     """Divide the moments by 1 - beta^step, as Adam's paper does. false: do not, as in google-research/bert, which makes
     the first updates larger (3.2 times at the defaults)."""
@@ -32,11 +35,17 @@ class OptimizerConfig(Settings):
     """Maximum global norm of the gradients. 0: no clipping."""
 
 
-class ScheduleConfig(Settings):
-    """The settings of the learning rate as a function of the step."""
+ScheduleName = Literal["linear", "polynomial", "cosine", "constant", "noam", "wsd"]
+FallStart = Literal["peak", "start"]
 
-    name: Literal["linear", "constant"] = "linear"
-    """linear: warm-up, then a linear fall to final_factor. constant: warm-up, then the peak rate."""
+
+class ScheduleConfig(Settings):
+    """The settings of the learning rate as a function of the step (with max_hours: of the time used)."""
+
+    name: ScheduleName = "linear"
+    """What follows the warm-up. linear, polynomial, cosine: a fall to final_factor. constant: the peak rate. noam: a
+    fall with the root of the step. wsd (warm-up, stable, decay): the peak rate, then a fall over the last steps. With
+    wsd a decay may start from any checkpoint: lower max_steps, or branch with resume_from."""
     warmup_steps: Count | None = None
     """Number of steps of linear warm-up. Null: warmup_fraction of max_steps."""
     warmup_fraction: Probability = 0.01
@@ -44,6 +53,15 @@ class ScheduleConfig(Settings):
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Learning rate at the end of the fall, as a share of the peak. The step after max_steps would have this rate, so
     the last step still learns."""
+    power: PositiveFloat = 1.0
+    """polynomial and wsd: exponent of the fall; 1 is a line."""
+    fall_from: FallStart = "peak"
+    """linear, polynomial and cosine: where the fall begins. peak: at the end of the warm-up. start: at the first step,
+    as in google-research/bert and NVIDIA's LAMB, so that the rate drops where the warm-up ends."""
+    decay_steps: Positive | None = None
+    """wsd: number of steps of the fall. Null: decay_fraction of max_steps."""
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """wsd: the fall as a share of max_steps, if decay_steps is null."""
     span: Literal["run", "phase"] = "run"
     """run: one schedule over all phases. phase: each phase warms up and falls over its own steps."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from pipeline.settings import Settings
 from trainer.config.batch import BatchConfig
 from trainer.config.number_types import Count, Positive, PositiveFloat, Probability
-from trainer.config.optimization import ScheduleConfig
+from trainer.config.optimization import FallStart, ScheduleConfig, ScheduleName
 
 
 class PhaseBatchConfig(Settings):
@@ -33,8 +33,8 @@ class PhaseScheduleConfig(Settings):
     A phase can change the schedule only if the run sets `schedule.span=phase`.
     """
 
-    name: Literal["linear", "constant"] | None = None
-    """linear: after the warm-up, a fall to final_factor. constant: the peak rate."""
+    name: ScheduleName | None = None
+    """What follows the warm-up; see schedule.name."""
     warmup_steps: Count | None = None
     """Steps of linear warm-up at the start of the phase."""
     warmup_fraction: Probability | None = None
@@ -42,6 +42,14 @@ class PhaseScheduleConfig(Settings):
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Learning rate at the end of the fall, as a share of the peak. The step after the phase's last step would have
     this rate."""
+    power: PositiveFloat | None = None
+    """polynomial and wsd: exponent of the fall."""
+    fall_from: FallStart | None = None
+    """linear, polynomial and cosine: where the fall begins; see schedule.fall_from."""
+    decay_steps: Positive | None = None
+    """wsd: number of steps of the fall."""
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """wsd: the fall as a share of the phase's steps. Also replaces schedule.decay_steps."""
 
 
 class PhaseEvaluationConfig(Settings):
@@ -92,5 +100,5 @@ class PhaseConfig(Settings):
     def schedule_in(self, run: ScheduleConfig) -> ScheduleConfig:
         """Return `run`, the run's schedule settings, with the phase's changes."""
         given = self.schedule.model_dump(exclude_none=True)
-        warmup = {"warmup_steps": None} if "warmup_fraction" in given else {}
-        return ScheduleConfig.model_validate({**run.model_dump(), **warmup, **given})
+        replaced = {f"{part}_steps": None for part in ("warmup", "decay") if f"{part}_fraction" in given}
+        return ScheduleConfig.model_validate({**run.model_dump(), **replaced, **given})

@@ -32,6 +32,11 @@ class TrainerConfig(TrainerFields):
     @model_validator(mode="after")
     def _check_together(self, info: ValidationInfo[Mapping[str, bool] | None]) -> TrainerConfig:
         _check_warmup(self.schedule, steps=self.max_steps, place="", whole=f"max_steps={self.max_steps}")
+        if self.max_hours is not None and self.schedule.span == "phase":
+            raise ValueError(
+                f"max_hours={self.max_hours} makes one schedule over the time of the whole run, but "
+                f"schedule.span=phase; leave one of them out"
+            )
         if self.precision != "fp32" and self.zero_stage == 0:
             raise ValueError(
                 f"zero_stage=0 with precision={self.precision} is not supported (DeepSpeed's own path gives another "
@@ -46,6 +51,11 @@ class TrainerConfig(TrainerFields):
             raise ValueError(
                 f"resume_from={self.resume_from} and model.initialize_from={self.model.initialize_from} both give the "
                 f"initial weights; set one of them"
+            )
+        if self.max_hours is not None and self.masking.final_rate is not None:
+            raise ValueError(
+                f"masking.final_rate={self.masking.final_rate} is reached at max_steps, which "
+                f"max_hours={self.max_hours} may forestall; leave one of them out"
             )
         self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")
@@ -87,9 +97,22 @@ class TrainerConfig(TrainerFields):
 
 
 def _check_warmup(schedule: ScheduleConfig, *, steps: int, place: str, whole: str) -> None:
-    warmup = schedule.warmup_steps
+    warmup, decay = schedule.warmup_steps, schedule.decay_steps
     if warmup is not None and warmup >= steps:
         raise ValueError(f"{place}schedule.warmup_steps={warmup} leaves none of {whole} for the full rate; lower it")
+    if schedule.name == "noam" and not (schedule.warmup_fraction if warmup is None else warmup):
+        raise ValueError(
+            f"{place}schedule.name=noam has its peak at the end of the warm-up, and there is none; give one"
+        )
+    if schedule.name == "wsd" and decay is not None and decay + (warmup or 0) > steps:
+        raise ValueError(
+            f"{place}schedule.decay_steps={decay} and warmup_steps={warmup or 0} do not fit {whole}; lower one of them"
+        )
+    if schedule.name == "wsd" and decay is warmup is None and schedule.warmup_fraction + schedule.decay_fraction > 1:
+        raise ValueError(
+            f"{place}schedule.warmup_fraction={schedule.warmup_fraction} and decay_fraction={schedule.decay_fraction} "
+            f"are more than the whole; lower one of them"
+        )
 
 
 def _check_pace(ingest: IngestConfig, batch: BatchConfig, *, place: str) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest
 from pipeline.units import count_of
-from trainer.config import BatchConfig
+from trainer.config import BatchConfig, MaskingConfig
 from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
 
@@ -150,8 +150,11 @@ class Lengths:
         return high
 
 
-def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
+def derive_shape(manifest: Manifest, *, batch: BatchConfig, masking: MaskingConfig | None = None) -> BatchShape:
     """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch settings `batch`.
+
+    With `masking.source=drawn` micro-batches have room for the masks that are drawn, and for the stored ones, which
+    evaluation uses.
 
     Lanes and limits are derived from the lengths of the training rows. If the settings do not fit the data set, raises
     PlanError, which names the setting and a remedy.
@@ -184,12 +187,18 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
     if not batch.exact_pairs:
         mean_rows = size / lengths.mean
         most = max(most, _round_up(mean_rows + _DEVIATIONS * math.sqrt(mean_rows * lengths.variation) + 1))
-    masked = most * manifest.max_predictions
+    predictions, total = manifest.max_predictions, sum(shard.masked for shard in manifest.shards_of("train"))
+    share = total / (tokens * manifest.mask_sets)
+    if masking is not None and masking.source == "drawn":
+        counts, most_masked = np.array(manifest.row_lengths("train")), masking.max_predictions(longest)
+        drawn = np.clip(np.rint(masking.greatest_rate * np.arange(counts.size)), 1, most_masked)
+        share, predictions = max(share, float(counts @ drawn) / tokens), max(predictions, most_masked)
+    masked = most * predictions
     if not batch.exact_pairs:
-        expected = size * sum(shard.masked for shard in manifest.shards_of("train")) / (tokens * manifest.mask_sets)
-        masked = max(manifest.max_predictions, min(masked, _round_up(expected + _DEVIATIONS * math.sqrt(expected))))
+        expected = size * share
+        masked = max(predictions, min(masked, _round_up(expected + _DEVIATIONS * math.sqrt(expected))))
     mean = min(float(pairs), lanes * held)
-    least = min(int(lane_pairs), size // longest, masked // manifest.max_predictions)
+    least = min(int(lane_pairs), size // longest, masked // predictions)
     return BatchShape(
         lanes=lanes,
         micro_batch=MicroBatchShape(tokens=size, pairs=most, masked=masked, max_seq_length=longest),

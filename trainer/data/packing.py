@@ -86,10 +86,17 @@ class Packer:
 
     A micro-batch ends when the next pair would exceed a limit of `shape`. Each call of the function `next_rows` returns
     the lane's next rows. If these rows are lost, because they cannot be read, `next_rows` returns how many they are.
+    `draw_masks`, if given, returns the rows with new masks for a range of them.
     """
 
-    def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
-        self._shape, self._next_rows = shape, next_rows
+    def __init__(
+        self,
+        shape: MicroBatchShape,
+        *,
+        next_rows: Callable[[], Rows | int],
+        draw_masks: Callable[[Rows, int, int], Rows] | None = None,
+    ) -> None:
+        self._shape, self._next_rows, self._draw_masks = shape, next_rows, draw_masks
         self._rows: Rows | None = None
         self._position = 0
 
@@ -110,12 +117,10 @@ class Packer:
                     continue
                 self._rows, self._position = taken, 0
             rows, start = self._rows, self._position
-            stop = min(
-                len(rows),
-                start + pairs,
-                _find_stop(rows.starts, start, tokens),
-                _find_stop(rows.masked_starts, start, masked),
-            )
+            stop = min(len(rows), start + pairs, _find_stop(rows.starts, start, tokens))
+            if self._draw_masks is not None:
+                rows = self._draw_masks(rows, start, stop)
+            stop = min(stop, _find_stop(rows.masked_starts, start, masked))
             if stop > start:
                 parts.append(RowRange(rows, start, stop))
             self._position = stop

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +18,7 @@ from pipeline.settings import ConfigError
 from pipeline.units import count_of
 from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.batch_shape import BatchShape, derive_shape
-from trainer.data.plan import Plan, PlanError, PlanState
+from trainer.data.plan import BatchWarmup, Plan, PlanError, PlanState
 
 MANY_EPOCHS = 200
 """The number of epochs above which to warn: the model memorizes its data set, or a setting is wrong."""
@@ -57,7 +58,14 @@ class OpenPhase:
     @property
     def epochs(self) -> float:
         """The number of times, such as 3.97, that the phase (part of a run) reads its data set."""
-        return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
+        return self.full_steps(self.phase.first_step) * self.shape.pairs_mean / self.plan.num_rows
+
+    def full_steps(self, done: int) -> float:
+        """Return how many steps with a full batch the phase's steps after step `done` of the run are together."""
+        first, last = (max(0, step - self.phase.first_step) for step in (done, self.phase.last_step))
+        if self.plan.warmup is None:
+            return max(0, last - first)
+        return max(0.0, float(self.plan.warmup.full_batches(last) - self.plan.warmup.full_batches(first)))
 
     def describe(self) -> list[str]:
         """Return lines of text that tell the user the data, batch and plan."""
@@ -69,7 +77,20 @@ class OpenPhase:
             f"tokens"
         )
         lines = [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
-        if self.epochs > MANY_EPOCHS:
+        masking = self.phase.config.masking
+        if (warmup := self.plan.warmup) is not None:
+            share, lanes = float(warmup.first), self.plan.lanes
+            lines.append(
+                f"batch warm-up: from {share:.0%} of the batch, {share * lanes:.3g} of {lanes} micro-batches a step, "
+                f"to the whole after {count_of(warmup.steps, 'step')}"
+            )
+        if masking.source == "drawn":
+            final = "" if masking.final_rate is None else f", moving to {masking.final_rate:.0%} at the last step"
+            lines.append(
+                f"masks: drawn while training, {masking.rate:.0%} of the tokens{final}; {masking.masked_share:.0%} "
+                f"become [MASK], {masking.random_share:.0%} random; evaluation uses the data set's masks"
+            )
+        if self.epochs > MANY_EPOCHS and self.phase.config.max_hours is None:
             lines.append(
                 f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
                 f"this often, while BERT was trained for 40; check max_steps, the batch and the data set"
@@ -132,9 +153,15 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
         try:
-            shape = derive_shape(manifest, batch=phase.config.batch)
+            shape = derive_shape(manifest, batch=phase.config.batch, masking=phase.config.masking)
             seed = order_seed(phase.config.seed, phase=phase.index)
-            plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=seed, pairs=shape.pairs)
+            warmup = None
+            if phase.index == 0 and phase.config.batch.warmup_steps is not None:
+                first = Fraction(str(phase.config.batch.warmup_from))
+                warmup = BatchWarmup(phase.config.batch.warmup_steps, first)
+            plan = Plan(
+                manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=seed, pairs=shape.pairs, warmup=warmup
+            )
         except ValueError as error:
             if len(phases) == 1:
                 raise

@@ -79,6 +79,20 @@ class PlanState:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchWarmup:
+    """The batch grows in a line from `first` (a share of it) in step 1 to the whole in step `steps` + 1."""
+
+    steps: int
+    first: Fraction
+
+    def full_batches(self, steps: int) -> Fraction:
+        """Return how many full batches the first `steps` steps are together."""
+        grown = min(steps, self.steps)
+        growth = (1 - self.first) * Fraction(grown * (grown - 1), 2 * self.steps)
+        return self.first * grown + growth + (steps - grown)
+
+
+@dataclass(frozen=True, slots=True)
 class RowGroupSlices:
     """Holds slices of row groups. A slice is rows [start, stop) of a row group in the epoch's permuted order.
 
@@ -112,6 +126,7 @@ class Plan:
         pairs: Fraction | int | None,
         split: SplitName = "train",
         max_rows: int | None = None,
+        warmup: BatchWarmup | None = None,
     ) -> None:
         """Make the plan of the train or validation rows (`split`). `pairs` is the mean number of pairs per step, over
         all lanes.
@@ -132,6 +147,7 @@ class Plan:
         self.pairs = None if pairs is None else Fraction(pairs)
         self.num_rows = min(manifest.num_rows(split), max_rows or sys.maxsize)
         self._orders: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self.warmup = warmup
         self._check(manifest)
         self.hash = hashlib.sha256(
             canonical_json(
@@ -143,6 +159,7 @@ class Plan:
                     "seed": seed,
                     "pairs": str(self.pairs),
                     "rows": self.num_rows,
+                    **({} if warmup is None else {"warmup": [warmup.steps, str(warmup.first)]}),
                 }
             )
         ).hexdigest()
@@ -179,10 +196,15 @@ class Plan:
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
         """Return [G]: how many pairs each of the G lanes should put into its first `rounds` micro-batches in total.
 
-        The G numbers add up to the plan's pairs per step times `rounds`, rounded down.
+        The G numbers add up to the plan's pairs per step times `rounds`, rounded down. While the batch warms up, some
+        of the lanes in turn, from the first on, give a full micro-batch, and all others give none.
         """
         assert self.pairs is not None
-        return self._divide_among_lanes(math.floor(rounds * self.pairs))
+        if self.warmup is None:
+            return self._divide_among_lanes(math.floor(rounds * self.pairs))
+        micro_batches = self._divide_among_lanes(math.floor(self.warmup.full_batches(rounds) * self.lanes))[::-1]
+        pairs = self.pairs
+        return np.array([math.floor(count * pairs / self.lanes) for count in micro_batches.tolist()], dtype=np.int64)
 
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
@@ -245,6 +267,11 @@ class Plan:
             raise PlanError(
                 f"batch.lanes={self.lanes} exceeds the {self.num_rows} rows of the data set; set it to at most "
                 f"{self.num_rows}"
+            )
+        if self.warmup is not None and self.warmup.first * self.lanes < 1:
+            raise PlanError(
+                f"batch.warmup_from={float(self.warmup.first):g} is less than one of the {self.lanes} micro-batches "
+                f"of a step; raise it to at least {1 / self.lanes:.3g}, or raise batch.lanes"
             )
         if self.pairs is not None and not self.lanes <= self.pairs <= self.num_rows:
             raise PlanError(

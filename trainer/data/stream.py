@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest
+from trainer.data.mask_draws import MaskDraws
 from trainer.data.micro_batch import MicroBatch, MicroBatchShape
 from trainer.data.packing import Packer, Rows
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
@@ -43,6 +44,9 @@ class Step:
     """This rank's micro-batches of the step, in order. None stands for an empty one."""
     lanes: tuple[int, ...]
     """Lane of each micro-batch, or -1 for an empty one without a lane."""
+    used: tuple[bool, ...]
+    """Whether each micro-batch must be computed. False while the batch warms up, if no rank has data for its own
+    micro-batch at this place."""
     num_masked: int
     """Masked positions of the step, over all ranks."""
     num_labelled: int
@@ -68,7 +72,8 @@ class MicroBatchStream:
 
     The steps end only if the plan has just one epoch. Every step calls `all_reduce` once on every rank (None: there is
     only one rank). `reader` is "local" for threads of this process or "ray" for Ray Data; both give the same
-    micro-batches. Memory: one row group per lane, and `read_ahead_blocks` row groups read ahead.
+    micro-batches. With `masks`, masks are drawn instead of taken from the data set. Memory: one row group per lane, and
+    `read_ahead_blocks` row groups read ahead.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
     are lost. Lost rows count as rows that their lane has given. So this lane gives fewer rows, or none, until the other
@@ -88,16 +93,23 @@ class MicroBatchStream:
         read_ahead_blocks: int = 4,
         object_store_mb: int = 256,
         skip_corrupt: bool = False,
+        masks: MaskDraws | None = None,
     ) -> None:
         self._plan, self._state = plan, plan.start() if state is None else state
         plan.check(self._state)
+        self._world_size = world_size
         self._lanes = lanes_of(rank, world_size=world_size, lanes=plan.lanes)
         self._all_reduce = all_reduce
         self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
         self._queues: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
-        self._packers = {lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane)) for lane in self._cursors}
+        self._masks = masks
+        draw = None if masks is None else self._draw_masks
+        self._packers = {
+            lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane), draw_masks=draw)
+            for lane in self._cursors
+        }
         self._packed: tuple[MicroBatch | None, ...] | None = None
         self._wait_s = 0.0
         epochs = count(self._state.epoch) if plan.pairs is not None else range(self._state.epoch, 1)
@@ -171,6 +183,7 @@ class MicroBatchStream:
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
+        used = self._find_used(counts[_CURSORS:] - np.array(self._state.cursors))
         epoch, cursors = self._state.epoch, counts[_CURSORS:]
         while (cursors >= (rows := self._plan.lane_rows(epoch))).all():
             cursors, epoch = cursors - rows, epoch + 1
@@ -187,6 +200,7 @@ class MicroBatchStream:
         return Step(
             micro_batches=micro_batches,
             lanes=tuple(self._lanes),
+            used=used,
             num_masked=int(counts[_MASKED]),
             num_labelled=int(counts[_LABELLED]),
             num_pairs=int(counts[_PAIRS]),
@@ -219,6 +233,13 @@ class MicroBatchStream:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
+    def _find_used(self, taken: NDArray[np.int64]) -> tuple[bool, ...]:
+        """Return Step.used. `taken` [G] says how many rows each lane takes in the step."""
+        if self._plan.warmup is None:
+            return (True,) * len(self._lanes)
+        starts = range(0, taken.size, self._world_size)  # the ranks' micro-batches at one place are of as many lanes
+        return tuple(bool(taken[start : start + self._world_size].any()) for start in starts)
+
     def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
         """Yield the slices of row groups that this rank's lanes read, one epoch after another.
 
@@ -230,6 +251,11 @@ class MicroBatchStream:
             yield from make_slices(self._plan, slices, epoch=epoch)
             rows = self._plan.lane_rows(epoch)
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
+
+    def _draw_masks(self, rows: Rows, start: int, stop: int) -> Rows:
+        """Return `rows` with masks drawn for rows [start, stop) as the next step takes them."""
+        assert self._masks is not None
+        return self._masks.draw(rows, start, stop, step=self._state.step + 1)
 
     def _next_rows(self, lane: int) -> Rows | int:
         """Return the lane's next rows. If these rows cannot be read and are lost, return how many they are.

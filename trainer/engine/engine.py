@@ -1,13 +1,14 @@
 """The training engine over DeepSpeed: forward, backward, step, and its state as named slices.
 
 Only this package uses DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the loss scale and
-the slices (ranges of parameters and Adam moments). A run needs nothing else to continue, at any world size, stage or
+the slices (ranges of parameters and moments). A run needs nothing else to continue, at any world size, stage or
 precision. One test of the gradient norm decides whether a whole step is applied or skipped. The settings select one of
-five paths:
+six paths:
 
     ZeRO 0                                        DeepSpeed averages gradients, every rank updates everything
     ZeRO 1 and 2, on a CPU or in fp32             gradients.py, then torch's AdamW over this rank's partitions
     ZeRO 1 and 2, on a GPU in bf16 or fp16        gradients.py, then kernels/adamw.py
+    ZeRO 1 and 2, another optimizer than AdamW    gradients.py, then update_rules.py over this rank's partitions
     ZeRO 1 and 2, with any `deepspeed.*` setting  DeepSpeed's own step; slower, the reference for tests of gradients.py
     ZeRO 3                                        DeepSpeed's own step
 """
@@ -30,12 +31,14 @@ from trainer.engine import zero_state
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine.gradients import PartitionedGradients
 from trainer.engine.host_copy import HostCopy
-from trainer.engine.optimizers import build_optimizer, count_updates
+from trainer.engine.optimizers import build_optimizer, count_matrices, count_updates
+from trainer.engine.update_rules import RuleOptimizer
 from trainer.engine.zero_state import LocalSlice
+from trainer.model import Encoder
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
-"""A function of (name, start, stop). It returns a dict with the keys "parameter", "exp_avg" and "exp_avg_sq". The
-values, 1-D and fp32, are elements [start, stop) of the flattened parameter `name` and of its two Adam moments."""
+"""A function of (name, start, stop). It returns a dict with the keys of LocalSlice.tensors. The values, 1-D and fp32,
+are elements [start, stop) of the flattened parameter `name` and of its moments."""
 
 SCALE_WINDOW = 1000
 """Number of consecutive finite steps after which fp16's loss scale doubles."""
@@ -93,6 +96,9 @@ class Engine:
         self.loss_scale = LossScale(INITIAL_LOSS_SCALE if config.precision == "fp16" else 1.0)
         self._dynamic_scale = config.precision == "fp16"
         self._clip_norm = config.optimizer.clip_norm
+        for module in model.modules():
+            if isinstance(module, Encoder):
+                module.recompute = config.recompute == "layers"
         model.to(device)
         parameters = zero_state.trainable_parameters(model)
         initial_weights = (
@@ -115,6 +121,11 @@ class Engine:
             self.module.compile(dynamic=False, options={"fallback_random": True})
         self._count_updates = partial(count_updates, config=config.optimizer)
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
+        self._skips_on_host = isinstance(optimizer, RuleOptimizer)
+        if isinstance(optimizer, RuleOptimizer):
+            matrices = count_matrices(self.module)
+            layouts = zero_state.find_layouts(self._engine, stage=self.stage, rank=self.rank, matrices=matrices)
+            optimizer.bind(layouts, partitioned=self.stage > 0 and self.world_size > 1)
         if initial_weights:  # restore the fp32 weights, which DeepSpeed has rounded to `precision`
             self._write_slices(lambda name, start, stop: {"parameter": initial_weights[name].view(-1)[start:stop]})
         self._gradients: PartitionedGradients | None = None
@@ -156,6 +167,7 @@ class Engine:
         """
         for group in zero_state.base_optimizer(self._engine, stage=self.stage).param_groups:
             group["lr"] = learning_rate
+            group["update"] = self._count_updates(self.steps_taken + 1)
         if self.stage == 0:
             result = self._step_replicated()
         elif self._gradients is None:
@@ -190,7 +202,7 @@ class Engine:
         return slices if self.stage else [self._own_part(piece) for piece in slices]
 
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
-        """Load parameters and Adam moments with `read`. Collective.
+        """Load parameters and moments with `read`. Collective.
 
         `read` returns ranges of the saved parameters and moments (see SliceReader). The run that saved them may have
         had another world size, stage or precision. `steps_taken` is the number of updates that the saved run had made.
@@ -216,7 +228,7 @@ class Engine:
         return int(tensor.item())
 
     def optimizer_bytes(self) -> int:
-        """Return how many bytes Adam's moments take on this rank."""
+        """Return how many bytes the moments take on this rank."""
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
@@ -259,21 +271,22 @@ class Engine:
         """Take a step and return its outcome. The host does not wait for the gradient norm before it launches AdamW.
 
         The host need not know the norm, because AdamW's kernel clips the gradients on the device. The kernel also skips
-        the update if the norm is not finite.
+        the update if the norm is not finite. For other optimizers the host waits and skips the update itself.
         """
         gradient_scale = self.world_size * self.loss_scale.value
         norm = gradients.norm() / gradient_scale
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
         divisor, skip = (excess * gradient_scale).float(), (~norm.isfinite()).float()
         host_norm = HostCopy(norm)
-        zero_state.update_partitions(
-            self._engine,
-            gradients.partitions,
-            rank=self.rank,
-            step=self._count_updates(self.steps_taken + 1),
-            divisor=divisor,
-            skip=skip,
-        )
+        if not (self._skips_on_host and skip):
+            zero_state.update_partitions(
+                self._engine,
+                gradients.partitions,
+                rank=self.rank,
+                step=self._count_updates(self.steps_taken + 1),
+                divisor=divisor,
+                skip=skip,
+            )
         gradients.clear()
         grad_norm = float(host_norm.wait())
         return StepResult(grad_norm=grad_norm, skipped=not math.isfinite(grad_norm))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainer.engine.deepspeed_setup import LARGEST_BUCKET
 
 _ROW = 4096
-"""Number of elements in a row of `_sum_squares`."""
+"""Number of elements in a row of `sum_squares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class PartitionedGradients:
 
         The norm is a float64 scalar tensor on the device.
         """
-        squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
+        squares = torch.stack([sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -223,7 +223,7 @@ class _Group:
         return own
 
 
-def _sum_squares(values: Tensor) -> Tensor:
+def sum_squares(values: Tensor) -> Tensor:
     """Return the sum of squares of `values` (1-D), a float64 scalar tensor.
 
     The squares of each _ROW elements are summed in fp32, and these sums are then added in float64. On a CPU, a long sum

@@ -54,7 +54,7 @@ def render_model_card(
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
         "---",
         "",
-        f"# BERT ({config.model.size}), pretrained with Cloze",
+        f"# BERT ({config.model.name}), pretrained with Cloze",
         "",
         f"{num_parameters:,} parameters: {config.model.num_layers} layers, {config.model.num_heads} heads, width "
         f"{config.model.width}, {config.model.max_positions} positions, vocabulary {manifest.vocabulary_size:,}, "
@@ -166,7 +166,8 @@ def _sources(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    tree = config.model_dump(mode="json", include=set(_SHOWN_SETTINGS))
+    drawn = ("masking",) if config.masking.source == "drawn" else ()  # otherwise the data set's masks were used
+    tree = config.model_dump(mode="json", include={*_SHOWN_SETTINGS, *drawn})
     if config.phases:
         tree["phases"] = [
             phase.model_dump(mode="json", exclude={"data"}, exclude_defaults=True) for phase in config.phases

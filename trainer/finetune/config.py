@@ -29,6 +29,12 @@ class FinetuneOptimizer(OptimizerConfig):
     frozen_layers: Annotated[int, Field(ge=0)] | None = None
     """0: the embeddings are not trained; N: neither are the lowest N layers; null: all weights are trained."""
 
+    @model_validator(mode="after")
+    def _check_name(self) -> FinetuneOptimizer:
+        if self.name != "adamw":
+            raise ValueError(f"optimizer.name={self.name}: fine-tuning has adamw alone; leave the name out")
+        return self
+
 
 class FinetuneSchedule(ScheduleConfig):
     """Learning rate as a function of the step."""

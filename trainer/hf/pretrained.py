@@ -1,13 +1,15 @@
 """Reads models that Cloze exported, or that transformers saved as `bert` or `megatron-bert`.
 
 Invariant: all heads of a model that was read give the same logits as the model in the folder. A folder whose model
-cannot be reproduced (a missing head, another activation or LayerNorm) is refused. Reading BERT-Large takes a second and
-1.3 GB of memory.
+cannot be reproduced (another activation or LayerNorm, a missing tensor) is refused. Only initialize_from may take fewer
+layers, another vocabulary, or a model without some of the heads. Reading BERT-Large takes a second and 1.3 GB.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,60 +21,114 @@ from torch import Tensor
 from pipeline import storage
 from pipeline.json_text import parse_json
 from pipeline.storage import Location, locate
-from trainer.config import MODEL_SHAPES, ModelConfig
-from trainer.hf.vocabulary_check import check_same_vocabulary
+from trainer.config import ModelConfig
+from trainer.hf.folder_config import (
+    CONFIG_FILE,
+    PretrainedError,
+    check_config,
+    choose_layers,
+    describe_layers,
+    model_config,
+    read_config,
+)
+from trainer.hf.token_rows import TokenRows, match_tokens
+from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
 from trainer.hf.weight_names import (
-    MASKED_ARCHITECTURES,
-    MODEL_TYPES,
     PAIR_HEADS,
     POSITION_TABLE,
     WORD_TABLE,
     from_transformers,
     transformers_names,
 )
-from trainer.model import FEED_FORWARD_FACTOR, LAYER_NORM_EPSILON, NUM_SEGMENTS, BertForPretraining
+from trainer.model import BertForPretraining
 
-CONFIG_FILE = "config.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_CHECKPOINT_FILE = "state.json"
-"""A file in every checkpoint of a run (trainer/checkpoint/format.py). No model folder has this file."""
-
-_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
-_EXACT_NAMES = ("gelu", "gelu_python")
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _IGNORED = ("bert.embeddings.position_ids",)
-_SHAPE = ("size", "max_positions", "activation", "norm")
-"""Model settings that must match the weights."""
+_LACKED = (
+    ("ForMaskedLM", ("pooler.", "nsp_head.")),
+    ("ForNextSentencePrediction", ("mlm_head.",)),
+    ("Model", ("pooler.", "nsp_head.", "mlm_head.")),
+)
+"""Prefixes of the parameters that a folder may lack, by the end of the name of its class (architectures)."""
+_HEADS = {
+    "pooler.": ("bert.pooler.", "pooler"),
+    "nsp_head.": ("cls.seq_relationship.", "next-sentence head"),
+    "mlm_head.": ("cls.predictions.", "masked-LM head"),
+}
+"""Maps such a prefix to the prefix of transformers' names and to the head's name in messages."""
+_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.(.+)")
 _SHOWN = 4
-_COUNTS = {"vocab_size": (1, 1 << 24), "max_position_embeddings": (8, 65_535)}
-"""The least and the greatest value of the numbers in config.json by which memory is allocated. The other numbers must
-be those of a known size."""
-_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
-class PretrainedError(ValueError):
-    """Raised if a folder's weights cannot initialize a model."""
+@dataclass(frozen=True, slots=True)
+class GivenWeights:
+    """What initialize_from took from a folder."""
+
+    pair_heads: bool
+    """Whether the folder has pooler and next-sentence head."""
+    notes: tuple[str, ...]
+    """Texts that tell the user what was not copied as it is: chosen layers, rows of the word table, drawn heads."""
 
 
-def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> bool:
+def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> GivenWeights:
     """Overwrite a model's weights with those in `folder`. Call this before building the Engine.
 
-    `folder` is an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
-    Megatron forms. The vocabulary in `folder` must equal the vocabulary in `data_tokenizer` (DATA/tokenizer). Returns
-    whether the folder has pooler and next-sentence head. If the folder lacks both (ForMaskedLM), the weights of the
-    model's own pooler and head stay as they are. If the folder does not fit, raises ValueError that names the folder,
-    the difference and the remedy, and leaves the model unchanged.
+    `folder` is an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM,
+    BertForNextSentencePrediction, BertModel or their Megatron forms. If it lacks pooler or heads, the model keeps its
+    own. The vocabulary in `folder` must equal the vocabulary in `data_tokenizer` (DATA/tokenizer), unless
+    model.new_tokens says how to start the rows of the word table. If the folder does not fit, raises ValueError that
+    names the folder, the difference and the remedy, and leaves the model unchanged.
     """
     source = locate(folder)
-    settings = read_config(source)
-    check_config(model.config, settings=settings, folder=source)
-    check_same_vocabulary(source, data_tokenizer=data_tokenizer)
-    return load_weights(model, folder=source)
+    rows, notes = compare_folder(model.config, folder=source, data_tokenizer=data_tokenizer)
+    lacked = load_weights(model, folder=source, rows=rows, may_lack_heads=True)
+    if lacked:
+        notes.append(f"drawn: {', '.join(_HEADS[prefix][1] for prefix in lacked)}")
+    return GivenWeights(not set(PAIR_HEADS) & set(lacked), tuple(notes))
+
+
+def compare_folder(
+    config: ModelConfig, *, folder: Location, data_tokenizer: str | Path
+) -> tuple[TokenRows | None, list[str]]:
+    """Check that a model with this `config` can start from the model in `folder`, without reading the weights.
+
+    Returns from which rows of the folder's word table the data set's tokens start (None: the vocabularies are equal),
+    and texts that tell the user what is not copied as it is. Raises ValueError if shape or vocabulary do not fit.
+    """
+    settings = read_config(folder)
+    check_config(config, settings=settings, folder=folder)
+    _check_size(config, count=settings.get("num_hidden_layers", 12), folder=folder)
+    rows = _find_token_rows(config, folder=folder, data_tokenizer=data_tokenizer)
+    notes = [describe_layers(config, settings=settings), "" if rows is None else rows.describe()]
+    return rows, [note for note in notes if note]
+
+
+def _check_size(config: ModelConfig, *, count: int, folder: Location) -> None:
+    """Raise PretrainedError if the file of weights is too short for `count` layers of the shape of `config`, before
+    these take memory."""
+    path = locate(folder, WEIGHTS_FILE)
+    file, shape = storage.find_file(path), config.shape
+    least = count * (4 * shape.width**2 + 2 * shape.width * shape.feed_forward)  # a byte for each weight
+    if file is not None and file.size < least:
+        raise PretrainedError(
+            f"{path}: has {file.size:,} bytes, too few for the {count} layers of width {shape.width} in {CONFIG_FILE}; "
+            f"copy both again"
+        )
+
+
+def _find_token_rows(config: ModelConfig, *, folder: Location, data_tokenizer: str | Path) -> TokenRows | None:
+    if config.new_tokens == "refuse":
+        remedy = ", or set model.new_tokens=pieces, which finds rows by the texts of tokens"
+        check_same_vocabulary(folder, data_tokenizer=data_tokenizer, remedy=remedy)
+        return None
+    if read_vocabulary(folder).tokens == read_vocabulary(data_tokenizer).tokens:
+        return None
+    return match_tokens(folder, data_tokenizer=data_tokenizer, with_pieces=config.new_tokens == "pieces")
 
 
 def load_model(folder: str | Path) -> BertForPretraining:
@@ -88,51 +144,43 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
+    _check_size(config, count=config.num_layers, folder=source)
     model = BertForPretraining(config, vocabulary_size=settings.get("vocab_size", 30_522))
-    pair_heads = load_weights(model, folder=source)
-    return model.eval(), pair_heads
-
-
-def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return a copy of `config` that fits the model in `folder`.
-
-    Size, positions, activation and norm are those of the folder's model, unless `config` sets them. Raises
-    PretrainedError if the folder's model is not supported.
-    """
-    source = locate(folder)
-    return take_shape(config, model_config(read_config(source), folder=source))
-
-
-def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return a copy of `config` in which size, positions, activation and norm are those of `other`, unless `config`
-    sets them."""
-    shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
-    return config.model_copy(update=shape)
+    lacked = load_weights(model, folder=source)
+    return model.eval(), not lacked
 
 
 @torch.no_grad()
-def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
-    """Check all weights in `folder`, then copy them into `model`, whose config must be that of the folder's model.
+def load_weights(
+    model: BertForPretraining, *, folder: Location, rows: TokenRows | None = None, may_lack_heads: bool = False
+) -> tuple[str, ...]:
+    """Check all weights in `folder`, then copy them into `model`, whose config must fit the folder's model.
 
-    Returns whether the folder has pooler and next-sentence head. Raises PretrainedError if a name or shape does not
-    fit.
+    `rows` says from which rows of the folder's word table the rows of the model start (None: from the rows of the same
+    ids). Returns the prefixes of the parameters that the folder lacks, which stay as they are: those of pooler and
+    next-sentence head in a ForMaskedLM folder, with `may_lack_heads` also those of other classes. Raises
+    PretrainedError if a name or shape does not fit.
     """
-    tensors = _rename(read_tensors(folder), folder=folder)
+    settings = read_config(folder)
     norm = model.config.norm
-    masked_only = MASKED_ARCHITECTURES[norm] in (read_config(folder).get("architectures") or ())
-    pair_heads = not masked_only or any(name.startswith(("bert.pooler.", "cls.seq_")) for name in tensors)
-    parameters = {
-        name: parameter for name, parameter in model.named_parameters() if pair_heads or not name.startswith(PAIR_HEADS)
-    }
+    tensors = _rename(read_tensors(folder), folder=folder)
+    if model.config.initialize_layers != "all":
+        count = settings.get("num_hidden_layers", 12)
+        layers = choose_layers(model.config, count=count, folder=folder)
+        tensors = _take_layers(tensors, layers=layers, count=count)
+    lacked = _find_lacked(tensors, settings=settings, norm=norm, may_lack_heads=may_lack_heads)
+    parameters = {name: one for name, one in model.named_parameters() if not name.startswith(lacked)}
     _check_names(tensors, names=list(parameters), norm=norm, folder=folder)
     values: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         value = _join(tensors, name=name, norm=norm, folder=folder)
-        expected = list(parameter.shape)
+        expected, by_token = list(parameter.shape), name in (WORD_TABLE, "mlm_head.bias")
         if name == WORD_TABLE:
             expected[0] = model.vocabulary_size
-        cut = name in (WORD_TABLE, POSITION_TABLE, "mlm_head.bias") and value.shape[0] > expected[0]
-        value = value[: expected[0]] if cut else value
+        if by_token and rows is not None and value.shape[0] >= rows.num_rows and list(value.shape[1:]) == expected[1:]:
+            value = rows.take(value, drawn=parameter)
+        elif (by_token or name == POSITION_TABLE) and value.shape[0] > expected[0]:
+            value = value[: expected[0]]
         if list(value.shape) != expected:
             there = " + ".join(transformers_names(name, norm=norm))
             raise PretrainedError(
@@ -143,128 +191,7 @@ def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
     for name, parameter in parameters.items():
         value = values[name]
         parameter[: value.shape[0]] = value
-    return pair_heads
-
-
-def read_config(folder: Location) -> dict[str, Any]:
-    """Return the content of a model folder's config.json, with transformers' keys.
-
-    Raises PretrainedError if the file is missing, or if its model type is not supported.
-    """
-    path = locate(folder, CONFIG_FILE)
-    if storage.exists(locate(folder, "checkpoints")):
-        raise PretrainedError(
-            f"{folder}: is a run directory, not a model; export it first: python -m trainer.export {folder} OUT"
-        )
-    if storage.find_file(path) is None and storage.find_file(locate(folder, _CHECKPOINT_FILE)) is not None:
-        raise PretrainedError(
-            f"{folder}: is a checkpoint of a run, not a model; export it first: python -m trainer.export {folder} OUT, "
-            f"or set resume_from to it, which also takes its moments and steps"
-        )
-    if storage.find_file(path) is None:
-        raise PretrainedError(
-            f"{folder}: has no {CONFIG_FILE}; give the folder of an export, or of a BERT saved by transformers"
-        )
-    try:
-        settings = parse_json(storage.read_bytes(path))
-    except ValueError as error:
-        raise PretrainedError(f"{path}: is not valid JSON ({error}); export or save the model again") from error
-    if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
-        found = settings.get("model_type") if isinstance(settings, dict) else None
-        raise PretrainedError(f"{path}: model_type is {found!r}; only {' and '.join(MODEL_TYPES.values())} can be read")
-    wrong = _find_wrong_value(settings)
-    if wrong:
-        raise PretrainedError(
-            f"{path}: {wrong} is {str(settings[wrong])[:80]!r}, which no BERT has; export or save the model again"
-        )
-    return settings
-
-
-def _find_wrong_value(settings: Mapping[str, Any]) -> str:
-    """Return the first key of a config.json whose value has another type than it needs or is out of range, or ""."""
-    for key, value in settings.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        least, most = _COUNTS.get(key, (0, 0))
-        if most and not (type(value) is int and least <= value <= most):
-            return key
-        if key in _SHARES and not (is_number and 0 <= value < 1):
-            return key
-        if key == "architectures" and not isinstance(value, list | None):
-            return key
-    return ""
-
-
-def read_longest(folder: Location) -> int:
-    """Return how many tokens a row of input may have: the tokenizer's limit, but at most the model's number of
-    positions."""
-    positions: int = read_config(folder).get("max_position_embeddings", 512)
-    path = locate(folder, TOKENIZER_CONFIG_FILE)
-    if storage.find_file(path) is None:
-        return positions
-    try:
-        found = parse_json(storage.read_bytes(path)).get("model_max_length")
-    except (ValueError, AttributeError) as error:
-        raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
-    # transformers writes 1e30 if it knows no limit
-    return int(min(found, positions)) if isinstance(found, (int, float)) and found >= 1 else positions
-
-
-def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
-    """Return the trainer's model settings for `settings`, the content of a folder's config.json.
-
-    Raises PretrainedError if no settings of the trainer give this model.
-    """
-    shape = tuple(
-        settings.get(key, default)
-        for key, default in (("num_hidden_layers", 12), ("num_attention_heads", 12), ("hidden_size", 768))
-    )
-    sizes = [size for size, known in MODEL_SHAPES.items() if known == shape]
-    if not sizes:
-        raise PretrainedError(
-            f"{locate(folder, CONFIG_FILE)}: {shape[0]} layers, {shape[1]} heads, width {shape[2]} is not one of the "
-            f"sizes {', '.join(MODEL_SHAPES)}"
-        )
-    config = ModelConfig(
-        size=sizes[0],
-        max_positions=settings.get("max_position_embeddings", 512),
-        activation="gelu" if settings.get("hidden_act", "gelu") in _EXACT_NAMES else "gelu_tanh",
-        norm="post" if settings["model_type"] == MODEL_TYPES["post"] else "pre",
-        dropout=float(settings.get("hidden_dropout_prob", 0.1)),
-        attention_dropout=float(settings.get("attention_probs_dropout_prob", 0.1)),
-    )
-    check_config(config, settings=settings, folder=folder)
-    return config
-
-
-def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
-    """Raise PretrainedError if `config` does not describe the model in `folder`.
-
-    Without this check, the trainer's model could give other logits than transformers with the same weights. `settings`
-    is the content of the folder's config.json.
-    """
-    heads = f"model.size={config.size} has"
-    accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES
-    checks: Sequence[tuple[str, Any, Sequence[Any], str]] = (
-        ("model_type", None, (MODEL_TYPES[config.norm],), f"model.norm={config.norm} means"),
-        ("num_hidden_layers", 12, (config.num_layers,), heads),
-        ("num_attention_heads", 12, (config.num_heads,), heads),
-        ("hidden_size", 768, (config.width,), heads),
-        ("intermediate_size", 3072, (FEED_FORWARD_FACTOR * config.width,), heads),
-        ("hidden_act", "gelu", accepted, f"model.activation={config.activation} means"),
-        ("layer_norm_eps", 1e-12, (LAYER_NORM_EPSILON,), "every model here has"),
-        ("type_vocab_size", 2, (NUM_SEGMENTS,), "every model here has"),
-        ("position_embedding_type", "absolute", ("absolute", None), "every model here has"),
-        ("is_decoder", False, (False,), "every model here has"),
-        ("tie_word_embeddings", True, (True,), "every model here has"),
-    )
-    file = locate(folder, CONFIG_FILE)
-    for key, default, allowed, reason in checks:
-        found = settings.get(key, default)
-        if found not in allowed:
-            raise PretrainedError(
-                f"{file}: {key} is {found!r}, but {reason} {allowed[0]!r}; change the model section to "
-                f"match the folder, or start from another model"
-            )
+    return lacked
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
@@ -320,6 +247,29 @@ def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Ten
     return renamed
 
 
+def _take_layers(tensors: Mapping[str, Tensor], *, layers: Sequence[int], count: int) -> dict[str, Tensor]:
+    """Return the tensors with layer `layers[i]` of the folder's model as layer i, and without the others of its `count`
+    layers."""
+    numbered = {name: _LAYER.fullmatch(name) for name in tensors}
+    taken = {name: tensors[name] for name, found in numbered.items() if found is None or int(found[1]) >= count}
+    for own, layer in enumerate(layers):
+        for name, found in numbered.items():
+            if found is not None and int(found[1]) == layer:
+                taken[f"bert.encoder.layer.{own}.{found[2]}"] = tensors[name]
+    return taken
+
+
+def _find_lacked(
+    tensors: Mapping[str, Tensor], *, settings: Mapping[str, Any], norm: str, may_lack_heads: bool
+) -> tuple[str, ...]:
+    """Return the prefixes of the parameters that the folder's class does not have, and of which no tensor is there."""
+    names = settings.get("architectures") or ()
+    lacked = next((prefixes for end, prefixes in _LACKED if any(str(name).endswith(end) for name in names)), ())
+    if not may_lack_heads and "mlm_head." in lacked:
+        return ()
+    return tuple(prefix for prefix in lacked if not any(name.startswith(_HEADS[prefix][0]) for name in tensors))
+
+
 def _check_names(tensors: Mapping[str, Tensor], *, names: Sequence[str], norm: str, folder: Location) -> None:
     wanted = {target for name in names for target in transformers_names(name, norm=norm)}
     missing, unknown = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted)
@@ -346,7 +296,7 @@ def _remedy_of_shape(name: str, *, found: int) -> str:
         return f"set model.max_positions to at most {found}"
     if name in (WORD_TABLE, "mlm_head.bias"):
         return "its weights and its tokenizer do not belong together"
-    return "set model.size to the folder's"
+    return "set model.size, or the widths that replace its own, to the folder's"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     splitting: dict[str, Any] | None
+    ids: dict[str, int] = field(repr=False)
+    """The id of each token, which is the number of its row in the word table."""
+    normalizer: Any = field(default=None, repr=False, compare=False)
+    """The tokenizer's normalizer (an object of the tokenizers library), or None."""
+
+    def normalize(self, text: str) -> str:
+        """Return `text` as the tokenizer changes it before it splits words, without the spaces that it adds."""
+        return text if self.normalizer is None else "".join(self.normalizer.normalize_str(text).split())
 
     @property
     def hash(self) -> str:
@@ -43,7 +51,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
         layout = json.loads(backend.to_str())
         model = {key: value for key, value in layout["model"].items() if key != "vocab"}
         parts = {"model": model, "normalizer": layout["normalizer"], "pre_tokenizer": layout["pre_tokenizer"]}
-        return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), parts)
+        return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), parts, ids, backend.normalizer)
     path = storage.join(folder, "vocab.txt")
     try:
         text = storage.read_bytes(path).decode("utf-8")
@@ -54,19 +62,20 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt is UTF-8, one token a line") from error
-    return Vocabulary(tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")), None)
+    tokens = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+    return Vocabulary(tokens, None, {token: index for index, token in enumerate(tokens)})
 
 
-def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
+def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path, remedy: str = "") -> None:
     """Raise ValueError if the model's tokenizer in `folder` differs from the data set's tokenizer in `data_tokenizer`.
 
-    The message names the first difference. If one of the two folders has only vocab.txt, only the tokens are compared,
-    because vocab.txt does not define how text is split.
+    The message names the first difference, and ends with `remedy`, a further way out. If one of the two folders has
+    only vocab.txt, only the tokens are compared, because vocab.txt does not define how text is split.
     """
     model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
     if model.hash == data.hash:
         return
-    remedy = f"start from a model with the data set's vocabulary, or build the data set with {folder}'s"
+    remedy = f"start from a model with the data set's vocabulary, or build the data set with {folder}'s{remedy}"
     if model.tokens != data.tokens:
         pairs = enumerate(zip(model.tokens, data.tokens, strict=False))
         index, here, there = next(

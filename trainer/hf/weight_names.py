@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import ModelConfig
-from trainer.model import FEED_FORWARD_FACTOR, LAYER_NORM_EPSILON, NUM_SEGMENTS
+from trainer.model import LAYER_NORM_EPSILON, NUM_SEGMENTS
 
 WORD_TABLE = "embeddings.word.weight"
 POSITION_TABLE = "embeddings.position.weight"
@@ -117,7 +117,7 @@ def transformers_config(
         "hidden_dropout_prob": config.dropout,
         "hidden_size": config.width,
         "initializer_range": 0.02,
-        "intermediate_size": FEED_FORWARD_FACTOR * config.width,
+        "intermediate_size": config.feed_forward_width,
         "layer_norm_eps": LAYER_NORM_EPSILON,
         "max_position_embeddings": config.max_positions,
         "model_type": MODEL_TYPES[config.norm],

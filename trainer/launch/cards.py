@@ -95,15 +95,26 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
         return {}
 
 
+def stated_card(gpu: str | None) -> Card | None:
+    """Return the GPU that the user has named, or None if none is named or its memory is unknown."""
+    return Card(CARD_GB[gpu] * 1e9, gpu) if gpu in CARD_GB else None
+
+
 def resolve_micro_batch(
-    config: TrainerConfig, *, plan_config: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
+    config: TrainerConfig,
+    *,
+    plan_config: TrainerConfig | None,
+    phases: Sequence[Phase],
+    manifests: Sequence[Manifest],
+    card: Card | None = None,
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
     """Choose `batch.greatest_slot`, the largest number of tokens of a micro-batch, so that it fits the smallest GPU.
 
     A value that the config states is kept. Otherwise, if the run's data plan (order of rows) has begun, the value is
     copied from `plan_config`, the config with which the plan began. If the plan has not begun, `plan_config` is None.
     The value stays null if no GPU is used, if the memory of the smallest GPU is unknown, or if this memory can hold a
-    micro-batch of LARGEST_DERIVED_MICRO_BATCH tokens. `manifests` holds the manifest of each phase's data set. Returns
+    micro-batch of LARGEST_DERIVED_MICRO_BATCH tokens. `card` is the GPU that the user has named, if any, which counts
+    instead of the smallest one that is found. `manifests` holds the manifest of each phase's data set. Returns
     the config, the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
@@ -115,8 +126,8 @@ def resolve_micro_batch(
     if plan_config is not None or batch.greatest_slot is not None or not derived or not may_use_gpus(config):
         if plan_config is not None and batch.greatest_slot is None:
             config = with_largest_micro_batch(config, plan_config.batch.greatest_slot)
-        return config, find_card(config) if may_use_gpus(config) else None, []
-    card = find_card(config)
+        return config, (card or find_card(config)) if may_use_gpus(config) else None, []
+    card = card or find_card(config)
     if card is None:
         most = f"{LARGEST_DERIVED_MICRO_BATCH:,} tokens"
         return config, None, [f"memory: the GPUs' memory is unknown; micro-batches have at most {most}"]

@@ -23,7 +23,7 @@ from pipeline.storage import free_bytes, locate
 from pipeline.units import count_of, describe_bytes, describe_seconds
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase
-from trainer.engine import count_parameters
+from trainer.engine import corners, count_moments, count_parameters
 from trainer.launch import planned
 from trainer.launch.preflight import CheckResult, check
 from trainer.telemetry import METRICS_NAME, read_last_lines
@@ -31,8 +31,6 @@ from trainer.train import steps_done, warn_of_cpu
 
 FLAG, RATE, PRICE, GPU, ROWS, TOKENS = "--dry-run", "--tokens-per-second", "--price", "--gpu", "--rows", "--tokens"
 FLAGS = (FLAG, *(f"{name}=" for name in (RATE, PRICE, GPU, ROWS, TOKENS)))
-BYTES_PER_PARAMETER = 12
-"""Bytes of a checkpoint per parameter: the weight and two moments in fp32."""
 RECENT_STEPS = 100
 
 
@@ -46,10 +44,10 @@ class Options:
     """Price of one worker for an hour, in any currency."""
     gpu: str | None = None
     """Name of each worker's GPU, a key of PEAK_TFLOPS."""
-    rows: int | None = None
-    """Training rows of a data set that does not exist yet."""
-    tokens: int | None = None
-    """Training tokens of the data set that does not exist yet."""
+    rows: tuple[int, ...] | None = None
+    """Training rows of each data set that does not exist yet, in the order of the phases, or one number for all."""
+    tokens: tuple[int, ...] | None = None
+    """Training tokens of each of these data sets."""
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
@@ -58,7 +56,7 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
     `program` names the command in errors. Raises ConfigError if a number is not above 0, a GPU is unknown, or two
     options conflict.
     """
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, ...]] = {}
     gpu: str | None = None
     for flag in flags:
         name, _, text = flag.partition("=")
@@ -66,13 +64,13 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
             gpu = planned.find_gpu(text, program=program)
         if name not in (RATE, PRICE, ROWS, TOKENS):
             continue
+        sizes = name in (ROWS, TOKENS)
         try:
-            found[name] = float(text)
+            found[name] = tuple(map(float, text.split(",") if sizes else [text]))
         except ValueError:
-            found[name] = math.nan
-        whole = name not in (ROWS, TOKENS) or found[name].is_integer()
-        if not (0 < found[name] < math.inf and whole):
-            kind = "whole number" if name in (ROWS, TOKENS) else "number"
+            found[name] = (math.nan,)
+        if not all(0 < number < math.inf and (number.is_integer() or not sizes) for number in found[name]):
+            kind = "whole number" if sizes else "number"
             raise ConfigError(f"{program}: {flag}: give a {kind} above 0, as in {name}=100")
     given = [*found, *([GPU] if gpu is not None else [])]
     if given and FLAG not in flags:
@@ -81,8 +79,11 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
         raise ConfigError(f"{program}: {ROWS} and {TOKENS} together state the size of a data set; give both or neither")
     if gpu is not None and RATE in found:
         raise ConfigError(f"{program}: {GPU} and {RATE} both set the rate; give only one")
-    rows, tokens = (int(found[name]) if name in found else None for name in (ROWS, TOKENS))
-    return Options(found.get(RATE), found.get(PRICE), gpu, rows, tokens)
+    rate, price = (found[name][0] if name in found else None for name in (RATE, PRICE))
+    rows, tokens = (tuple(map(int, found[name])) if name in found else None for name in (ROWS, TOKENS))
+    if rows is not None and tokens is not None and len(rows) != len(tokens):
+        raise ConfigError(f"{program}: {ROWS} gives {len(rows)} sizes and {TOKENS} {len(tokens)}; give as many of each")
+    return Options(rate, price, gpu, rows, tokens)
 
 
 def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> CheckResult:
@@ -92,7 +93,7 @@ def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = Fals
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
     if options.rows is None or options.tokens is None:
-        return check(config, fresh=fresh)
+        return check(config, fresh=fresh, gpu=options.gpu)
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 
@@ -105,10 +106,11 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
     config, phases = checked.config, checked.phases
     done = steps_done(config, checkpoints=checked.checkpoints)
     tokens = tokens_left(phases, done=done)
-    amount = f"{tokens / 1e6:,.1f} M" if tokens >= 50_000 else f"{tokens:,.0f}"
-    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {amount} tokens"
+    steps = max(0, config.max_steps - done)
+    yield f"steps: {steps:,} of {config.max_steps:,} to do, {describe_tokens(tokens)}"
+    yield describe_rate(config)
     work = planned.count_work(config.model, phases=phases, done=done)
-    yield from describe_time(config, options, tokens=tokens, work=work)
+    yield from describe_time(config, options, steps=steps, tokens=tokens, work=work)
     elsewhere = needs_other_machine(config, options)
     yield describe_disk_space(config, vocabulary_size=phases[0].manifest.vocabulary_size, elsewhere=elsewhere)
     machines = describe_machines(config, elsewhere=elsewhere)
@@ -117,32 +119,43 @@ def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
         yield from warn_of_cpu(config.model)
 
 
+def describe_rate(config: TrainerConfig) -> str:
+    """Return a line with the learning rate at the ends and corners of the schedule."""
+    unit = "{:,.4g} h" if config.max_hours is not None else "step {:,.0f}"
+    places = [f"{rate:.4g} at {unit.format(place)}" for place, rate in corners(config)]
+    name = "by phase" if config.phases and config.schedule.span == "phase" else config.schedule.name
+    return f"learning rate ({name}): {', '.join(places)}"
+
+
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
     """Return the expected number of tokens in the steps still to do.
 
     `phases` are all parts of the run, and `done` is the number of steps done.
     """
-    return sum(
-        max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
-    )
+    return sum(each.full_steps(done) * each.shape.tokens_mean for each in phases)
 
 
-def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
+def describe_tokens(tokens: float) -> str:
+    """Return a number of tokens as text, in millions from 50,000 on."""
+    return f"{tokens / 1e6:,.1f} M tokens" if tokens >= 50_000 else f"{tokens:,.0f} tokens"
+
+
+def describe_time(config: TrainerConfig, options: Options, *, steps: int, tokens: float, work: float) -> Iterator[str]:
     """Yield lines with the run's hours and price at the rate that `options` state or that the run itself has measured.
 
     If there is no such rate, the lines say so, and list the rates of several GPUs unless device=cpu. `tokens` is the
-    number of tokens in the steps still to do, and `work` is the number of model FLOPs in these steps.
+    number of tokens in the `steps` steps still to do, and `work` is the number of model FLOPs in these steps.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
         rate, origin = options.tokens_per_second * config.workers, "stated"
     elif options.gpu is not None and work:
-        tflops, _ = planned.tflops_of(options.gpu, size=config.model.size)
+        tflops, _ = planned.tflops_of(options.gpu, config=config)
         rate = tokens / work * tflops * 1e12 * config.workers
-        origin = planned.describe_origin(options.gpu, size=config.model.size)
+        origin = planned.describe_origin(options.gpu, config=config)
     else:
-        steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
-        rates = [step["tokens_per_second"] for step in steps if step.get("tokens_per_second") is not None]
+        recent = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
+        rates = [step["tokens_per_second"] for step in recent if step.get("tokens_per_second") is not None]
         if rates:
             rate, origin = median(rates), "measured in this run"
     if not rate:
@@ -151,11 +164,18 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
             yield f"time: or give {GPU}=NAME for one of these rates:"
             yield from planned.list_rates(config, work=work, tokens=tokens)
         return
-    hours = tokens / rate / 3600
+    needed = hours = tokens / rate / 3600
+    ended = ""
+    if config.max_hours is not None and needed > config.max_hours:
+        hours, ended = config.max_hours, ", ended by max_hours"
     workers = count_of(config.workers, "worker")
-    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin})"
+    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin}{ended})"
+    if ended:
+        share = hours / needed
+        yield f"max_hours: enough for about {share * steps:,.0f} steps, {describe_tokens(share * tokens)}"
     if options.price is not None:
-        yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} per worker and hour"
+        total = hours * config.workers
+        yield f"price: {total * options.price:,.2f} for {total:,.1f} worker hours at {options.price:g}"
 
 
 def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
@@ -165,7 +185,8 @@ def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewher
     will then use another machine's disk. Raises ConfigError if the disk has too little free space for even one
     checkpoint.
     """
-    num_bytes = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
+    weights = count_parameters(config.model, vocabulary_size=vocabulary_size)
+    num_bytes = 4 * (weights + count_moments(config, vocabulary_size=vocabulary_size))  # in fp32
     best = config.checkpoint.keep_best * max(1, len(config.phases))
     kept = config.checkpoint.keep_last + best + 1  # plus the checkpoint being written
     if config.checkpoint.keep_every_steps is not None:

@@ -17,12 +17,20 @@ from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, open_data
 from pipeline.settings import Arguments, ConfigError, load_tree, validate
 from pipeline.storage import expand_path, locate, refuse_if_alive, refuse_lost_path
 from pipeline.units import count_of
-from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
+from trainer.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointState,
+    find_checkpoints,
+    newest_verified,
+    read_state,
+    step_of,
+)
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
-from trainer.engine import judge_memory, with_largest_micro_batch
-from trainer.hf import check_same_vocabulary, fit_model, pretrained, take_shape
-from trainer.launch.cards import resolve_micro_batch
+from trainer.engine import judge_heads, judge_memory, resolve_recompute, with_largest_micro_batch
+from trainer.hf import compare_folder, fit_model, take_shape
+from trainer.launch.cards import resolve_micro_batch, stated_card
 from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 from trainer.train import (
@@ -83,10 +91,11 @@ class CheckResult:
     """The checkpoints in the run directory."""
 
 
-def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
+def check(config: TrainerConfig, *, fresh: bool = False, gpu: str | None = None) -> CheckResult:
     """Check that data set, model, plan and run directory fit together. Return what was found, and write nothing.
 
-    If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
+    If `fresh`, an output that already holds a run is refused. `gpu` names the GPU whose memory a step must fit (None:
+    the smallest GPU that is found). Raises ValueError if a check fails.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -99,30 +108,35 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
         data: open_data_set(data, full=full) for data in dict.fromkeys(phase.config.data for phase in phases)
     }
     manifests = [opened_sets[phase.config.data] for phase in phases]
-    for phase, manifest in zip(phases, manifests, strict=True):
+    starts = [
         check_model(phase.config, manifest=manifest, begun=bool(checkpoints))
+        for phase, manifest in zip(phases, manifests, strict=True)
+    ]
     plan_config = saved
     branches = is_branch_to_begin(config, checkpoints=checkpoints)
     if saved is None and branches:
         plan_config = _source_with_plan(config, phases=phases, manifests=manifests)
-    config, card, lines = resolve_micro_batch(config, plan_config=plan_config, phases=phases, manifests=manifests)
-    phases = resolve_phases(config)
-    opened = open_phases(phases, manifests=manifests)
+    config, card, lines = resolve_micro_batch(
+        config, plan_config=plan_config, phases=phases, manifests=manifests, card=stated_card(gpu)
+    )
+    opened = open_phases(resolve_phases(config), manifests=manifests)
+    config, recomputes = resolve_recompute(config, phases=opened, card=card)
     refuse_idle_workers(config, phases=opened)
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
     warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)
     changes = check_run_directory(config, saved=saved, checkpoints=checkpoints)
     refuse_if_alive(config.output)
-    step = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
+    state = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
+    step = None if state is None else state.step
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    done = step is not None and step >= config.max_steps and evaluated
+    done = state is not None and config.is_done(step=state.step, seconds=state.seconds) and evaluated
     done = done and newest_verified(checkpoints) == checkpoints.folders[-1]
     if not done and (memory := judge_memory(config, phases=opened, card=card)):
-        lines.append(memory)
+        lines += [*recomputes, memory]
     if branches:
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
-    lines = [*lines, *describe_phases(config, phases=opened), *warnings, *changes]
+    lines = [*starts[0], *lines, *describe_phases(config, phases=opened), *warnings, *changes]
     return CheckResult(tuple(lines), done=done, config=config, phases=opened, checkpoints=checkpoints)
 
 
@@ -148,7 +162,7 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Return the config with the model's size, positions, activation and norm filled in.
+    """Return the config with the model's shape, positions, activation and norm filled in.
 
     Only a config with model.initialize_from is changed. A value that this config does not state is taken from the model
     in the folder model.initialize_from. If the run has begun, this folder may be gone, so the value is taken from
@@ -206,26 +220,32 @@ def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]
     return [*unread, *check_held_out(phases, before=before, step=step_of(locate(config.resume_from)))]
 
 
-def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
+def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> list[str]:
     """Raise ValueError if the data set or the model in the folder model.initialize_from does not fit the config.
 
     The rows of the data set must not have more tokens than the model has positions. The model in the folder must also
-    have the data set's vocabulary. If `begun`, the run has checkpoints and no longer reads this folder. So the folder
-    may be gone and is not checked.
+    have the data set's vocabulary, unless model.new_tokens is set. If `begun`, the run has checkpoints and no longer
+    reads this folder. So the folder may be gone and is not checked. Returns lines for the user: about heads that
+    attention's fast kernel does not take, and about what is not copied as it is from the folder.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
             f"data={config.data}: max_seq_length={manifest.max_seq_length} exceeds model.max_positions="
             f"{config.model.max_positions}; raise model.max_positions, or build the data set with shorter rows"
         )
+    lines = judge_heads(config)
     if config.model.initialize_from is not None and not begun:
         folder = locate(config.model.initialize_from)
-        pretrained.check_config(config.model, settings=pretrained.read_config(folder), folder=folder)
-        check_same_vocabulary(folder, data_tokenizer=storage.join(config.data, TOKENIZER_FOLDER))
+        data_tokenizer = storage.join(config.data, TOKENIZER_FOLDER)
+        _, notes = compare_folder(config.model, folder=folder, data_tokenizer=data_tokenizer)
+        lines += [f"model.initialize_from={folder}: {'; '.join(notes)}"] if notes else []
+    return lines
 
 
-def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints) -> int | None:
-    """Check that the newest readable checkpoint fits the run. Return its step, or None if no checkpoint is readable.
+def check_checkpoints(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints
+) -> CheckpointState | None:
+    """Check that the newest readable checkpoint fits the run. Return its state, or None if no checkpoint is readable.
 
     Only the checkpoint's manifest and state are read. The workers verify all other files when they resume. Raises
     ValueError if the checkpoint has other phases, data or plans than `phases`.
@@ -244,7 +264,7 @@ def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], che
                 f"at step {state.step} was trained on {state.data_hash[:12]}; give the run's data set, or a new output"
             )
         find_start(phases, plan_state)
-        return state.step
+        return state
     return None
 
 

@@ -25,6 +25,7 @@ MAY_CHANGE = (
     "output",
     "working_folder",
     "max_steps",
+    "max_hours",
     "workers",
     "min_workers",
     "device",
@@ -35,6 +36,7 @@ MAY_CHANGE = (
     "zero_stage",
     "precision",
     "communication_data_type",
+    "recompute",
     "checkpoint",
     "guard",
     "evaluation",
@@ -100,6 +102,8 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
         )
     told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
     lines = [f"changed since this run began: {'; '.join(told)}"] if told else []
+    if saved.max_steps != config.max_steps and config.masking.final_rate is not None:
+        lines.append(f"max_steps {saved.max_steps:,} -> {config.max_steps:,} moves masking.final_rate to another step")
     return lines + _describe_rate(saved, config, checkpoints=checkpoints)
 
 
@@ -110,7 +114,8 @@ def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Ch
     `before` is the config that the run stored, and `now` is the config that continues the run.
     """
     done = checkpoints.newest_step
-    if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
+    timed = (before.max_hours, now.max_hours) != (None, None)
+    if timed or before.max_steps == now.max_steps or not 0 < done < now.max_steps:
         return []
     last, following = learning_rate(done, before), learning_rate(done + 1, now)
     if following == (learning_rate(done + 1, before) if done < before.max_steps else last):

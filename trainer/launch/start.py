@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.console import Say
 from pipeline.signals import StopRequest
 from pipeline.storage import hold
-from trainer.checkpoint import Checkpoints, find_checkpoints
+from trainer.checkpoint import Checkpoints, find_checkpoints, step_of
 from trainer.config import TrainerConfig
 from trainer.launch import processes
 from trainer.launch.preflight import CheckResult
@@ -81,7 +81,9 @@ def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, d
     steps = read_last_lines(files.folder / METRICS_NAME)
     evaluations = read_last_lines(files.folder / EVALUATIONS_NAME)
     if done_before:
-        say(f"all {config.max_steps} steps are done; nothing to train")
+        all_done = step_of(checkpoints.folders[-1]) >= config.max_steps
+        what = f"all {config.max_steps} steps are done" if all_done else f"max_hours={config.max_hours} are used"
+        say(f"{what}; nothing to train")
         for line in _describe_last(evaluations):
             say(line)
     if steps:

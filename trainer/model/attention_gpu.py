@@ -14,6 +14,8 @@ MAX_LENGTH = 512
 """Longest sequence for our kernel, and the longest that we measured. Longer sequences use flash attention."""
 HEAD_WIDTHS = (32, 64, 128)
 """Widths of a head with which our kernel is tested. Heads of other widths use flash attention."""
+FLASH_WIDTH, FLASH_MULTIPLE = 256, 8
+"""The greatest width of a head that flash attention takes, and the number of which the width must be a multiple."""
 GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
 """Constants in the hashes that the kernels' dropout uses."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
 from trainer.model.attention import SelfAttention, SequenceLayout
@@ -12,7 +16,6 @@ from trainer.model.gelu_gpu import linear_gelu
 from trainer.model.layers import Linear, activation_function, layer_norm
 from trainer.model.residual_norm import ResidualNorm, is_fused
 
-FEED_FORWARD_FACTOR = 4
 SITES_A_LAYER = 3
 """Number of uses of dropout in a layer: on attention weights, after attention and after feed-forward."""
 
@@ -37,13 +40,13 @@ class ActivatedLinear(Linear):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers, width -> 4 width -> width, with GELU between them. It applies neither dropout nor the
-    residual."""
+    """Two linear layers, width -> feed-forward width -> width, with GELU between them. It applies neither dropout nor
+    the residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = ActivatedLinear(config.width, FEED_FORWARD_FACTOR * config.width, activation=config.activation)
-        self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
+        self.up = ActivatedLinear(config.width, config.feed_forward_width, activation=config.activation)
+        self.down = Linear(config.feed_forward_width, config.width)
 
     def forward(self, hidden: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
         """Return the output of the second linear layer, [T, width], for `hidden` [T, width].
@@ -107,12 +110,36 @@ class PreNormLayer(nn.Module):
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)), seeds=seeds[2])  # type: ignore[no-any-return]
 
 
-class PostNormEncoder(nn.Module):
+class Encoder(nn.Module):
+    """All layers of a model. On request it stores only their inputs in training, and computes them again in backward.
+
+    This is known as activation checkpointing. It costs a third more computation, and gives the same bits: dropout
+    depends on the seeds alone, or on torch's generators, whose state is set back.
+    """
+
+    recompute = False
+    """Whether backward computes the layers again. `recompute` of the run's settings; set it before training."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def run_layer(self, layer: nn.Module, *hidden: Tensor, layout: SequenceLayout, seeds: Tensor) -> Any:
+        """Return the output of `layer` for the tensors `hidden` and its `seeds`."""
+
+        def compute(*hidden: Tensor) -> Any:
+            return layer(*hidden, layout=layout, seeds=seeds)
+
+        if not (self.recompute and torch.is_grad_enabled()):
+            return compute(*hidden)
+        return checkpoint(compute, *hidden, use_reentrant=False)
+
+
+class PostNormEncoder(Encoder):
     """All layers of a post-LN model."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(PostNormLayer(config) for _ in range(config.num_layers))
+        super().__init__(PostNormLayer(config) for _ in range(config.num_layers))
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
         """Return the output of the last layer, [T, width], for the embeddings `hidden` [T, width].
@@ -121,16 +148,15 @@ class PostNormEncoder(nn.Module):
         """
         gradient_sink = hidden
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
-            hidden, gradient_sink = layer(hidden, gradient_sink, layout=layout, seeds=own)
+            hidden, gradient_sink = self.run_layer(layer, hidden, gradient_sink, layout=layout, seeds=own)
         return hidden
 
 
-class PreNormEncoder(nn.Module):
+class PreNormEncoder(Encoder):
     """All layers of a pre-LN model, and the LayerNorm after the last layer."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(PreNormLayer(config) for _ in range(config.num_layers))
+        super().__init__(PreNormLayer(config) for _ in range(config.num_layers))
         self.norm = layer_norm(config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
@@ -139,5 +165,5 @@ class PreNormEncoder(nn.Module):
         `seeds` [SITES_A_LAYER x layers, SEED_WIDTH] are random seeds for dropout.
         """
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
-            hidden = layer(hidden, layout=layout, seeds=own)
+            hidden = self.run_layer(layer, hidden, layout=layout, seeds=own)
         return self.norm(hidden)  # type: ignore[no-any-return]

@@ -69,6 +69,7 @@ class NextSentenceHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = Linear(config.width, 2)
+        self.dense.is_output = True
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Return logits [P, 2] for the output of the pooler, `pooled` [P, width]."""

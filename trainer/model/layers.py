@@ -19,6 +19,10 @@ class Linear(nn.Linear):
     parameters_persist = True
     """Whether the parameters exist all the time. False under ZeRO-3, where they exist only while their module runs.
     If false, no other module may use the bias."""
+    num_matrices = 1
+    """Number of matrices that stand in the weight one below the other. LAMB and Muon take each by itself."""
+    is_output = False
+    """Whether this is an output layer, which Muon leaves to AdamW."""
 
     def forward(self, x: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
         """Return the layer's output [..., out] for `x` [..., in].

@@ -1,8 +1,9 @@
 """Count model FLOPs as the scaling literature does: for real tokens only, without recomputation.
 
-Forward and backward of BERT take 72 L H^2 FLOPs per token, 12 L H l^2 per sequence of l tokens (attention, unpadded)
-and 6 (H V + H^2) per masked position, for L layers of width H and a vocabulary of V (Kaplan et al. 2020, section 2.1,
-with the feed-forward layer four times as wide). Embeddings, LayerNorm, GELU and the next-sentence head are left out.
+Forward and backward of BERT take L (24 H^2 + 12 H F) FLOPs per token (72 L H^2 if F is 4 H), 12 L H l^2 per sequence of
+l tokens (attention, unpadded) and 6 (H V + H^2) per masked position, for L layers of width H with a feed-forward width
+of F and a vocabulary of V (Kaplan et al. 2020, section 2.1). Embeddings, LayerNorm, GELU and the next-sentence head are
+left out.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def count_flops(
     `num_tokens` and `num_masked` say how many tokens and masked positions the sequences have. `num_squared` is the sum
     of the squared sequence lengths.
     """
-    layers, width = model.num_layers, model.width
-    encoder = 72 * layers * width**2 * num_tokens + 12 * layers * width * num_squared
+    layers, _, width, inner = model.shape
+    encoder = layers * (24 * width**2 + 12 * width * inner) * num_tokens + 12 * layers * width * num_squared
     return float(encoder + 6 * (width * vocabulary_size + width**2) * num_masked)
 
 

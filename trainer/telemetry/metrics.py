@@ -75,6 +75,8 @@ class StepMetrics:
     """Rows skipped in this step because their row groups cannot be read."""
     phase: int = 0
     """Index of the run's phase, from 0. `epoch` is counted within the phase."""
+    hours: float | None = None
+    """Hours of training over all starts of the run, when the step ends."""
     peak_memory_gb: float | None = None
     """Peak memory of tensors on the first worker's GPU since the worker's start, in units of 10^9 bytes; None on a
     CPU."""
@@ -168,7 +170,7 @@ class RunLog:
         gauges: Gauges | None = None,
     ) -> None:
         self._say, self._rank = say, rank
-        self._progress = Progress(max_steps=config.max_steps)
+        self._progress = Progress(max_steps=config.max_steps, max_hours=config.max_hours)
         self._gauges = gauges
         recorded = read_last_lines(run_directory / METRICS_NAME) if rank == 0 else []
         self.recorded_step: int = recorded[-1]["step"] if recorded else 0
@@ -272,8 +274,8 @@ def row_ids(data: Step) -> list[list[int]]:
 class Progress:
     """Formats the metrics of a step and the remaining time as one line."""
 
-    def __init__(self, *, max_steps: int) -> None:
-        self._max_steps = max_steps
+    def __init__(self, *, max_steps: int, max_hours: float | None = None) -> None:
+        self._max_steps, self._max_hours = max_steps, max_hours
         self._steps = 0
         self._mean_step_s = 0.0
 
@@ -291,6 +293,8 @@ class Progress:
         if metrics.nsp_loss is not None:
             parts += f", nsp {metrics.nsp_loss:.3f}"
         remaining = (self._max_steps - metrics.step) * self._mean_step_s
+        if self._max_hours is not None and metrics.hours is not None:
+            remaining = max(0.0, min(remaining, 3600 * (self._max_hours - metrics.hours)))
         return (
             f"step {metrics.step:>{width}}/{self._max_steps}  loss {metrics.loss:.3f} ({parts})  "
             f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "

@@ -32,12 +32,12 @@ from trainer.checkpoint import (
     verify,
     verify_together,
 )
-from trainer.config import CONFIG_NAME, TrainerConfig, validate_saved
+from trainer.config import CONFIG_NAME, SHAPE_SETTINGS, ModelConfig, TrainerConfig, validate_saved
 from trainer.data import OpenPhase, Phase, PlanState, find_start, resolve_phases
 from trainer.engine import Engine
 
-_SAME_MODEL = ("size", "max_positions", "activation", "norm")
-"""Model settings that must match the checkpoint's weights."""
+_SAME_MOMENTS = ("adamw", "lamb", "radam")
+"""Optimizers that keep the same moments, so that a branch may change from one to another."""
 _GUARD_KEPT = ("skips", "losses", "phase")
 """Entries of the divergence guard's state that a branch keeps if its data continue, because they describe the data and
 the loss curve."""
@@ -108,13 +108,27 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     source = locate(str(config.resume_from))
     state = read_state(source)
     before = source_config(config)
-    for key in _SAME_MODEL:
-        source_value, own_value = getattr(before.model, key), getattr(config.model, key)
-        if source_value != own_value:
+    wanted, own = _facts_of_weights(before.model), _facts_of_weights(config.model)
+    same_shape = before.model.shape == config.model.shape
+    for key, source_value in wanted.items():
+        own_value = own[key]
+        if source_value != own_value and not (key == "size" and same_shape):
             raise ConfigError(
                 f"resume_from={source}: was trained with model.{key}={source_value}, but this run has "
                 f"model.{key}={own_value}; set model.{key}={source_value}"
             )
+    if config.is_done(step=0, seconds=state.seconds):
+        raise ConfigError(
+            f"resume_from={source}: {state.seconds / 3600:,.2f} hours are used, and max_hours={config.max_hours} "
+            f"includes them; raise max_hours, or give an earlier checkpoint"
+        )
+    names = before.optimizer.name, config.optimizer.name
+    if names[0] != names[1] and not set(names) <= set(_SAME_MOMENTS):
+        raise ConfigError(
+            f"resume_from={source}: was trained with optimizer.name={names[0]}, whose moments "
+            f"optimizer.name={names[1]} cannot continue; set optimizer.name={names[0]}, or export the run and start "
+            f"with model.initialize_from, without moments"
+        )
     if state.step >= config.max_steps:
         raise ConfigError(
             f"resume_from={source}: {state.step:,} steps are done, and max_steps={config.max_steps:,} includes them; "
@@ -124,6 +138,13 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     _check_vocabulary(source, state=state, before=before, phases=phases)
     find_start(phases, PlanState.from_tree(start.state.plan_state))
     return start
+
+
+def _facts_of_weights(model: ModelConfig) -> dict[str, Any]:
+    """Return the values of the model settings that must match a checkpoint's weights, with the numbers of `size` for
+    settings that are null."""
+    facts = {key: getattr(model, key) for key in ("size", "max_positions", "activation", "norm")}
+    return {**facts, **dict(zip(SHAPE_SETTINGS, model.shape, strict=True))}
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
@@ -240,7 +261,12 @@ def begin_branch(
     if not state.rows:
         state = replace(state, rows=_derive_rows(config, phases=phases))
     checkpoints.save(
-        state.step, plan_state=state.plan_state, guard=state.guard, data_hash=state.data_hash, rows=state.rows
+        state.step,
+        plan_state=state.plan_state,
+        guard=state.guard,
+        data_hash=state.data_hash,
+        rows=state.rows,
+        seconds=state.seconds,
     )
     checkpoints.finish()
     return state
@@ -298,9 +324,16 @@ def branch_command(config: TrainerConfig, *, before: int) -> str:
         key, rate = (key, rate) if own is None else (f"phases.{phase}.learning_rate", own)
     settings = [
         *([f"resume_from={checkpoints[-1]}"] if checkpoints else []),
-        *(["model.initialize_from=null"] if checkpoints and config.model.initialize_from is not None else []),
+        *(_forget_start(config.model) if checkpoints and config.model.initialize_from is not None else []),
         f"output={run}-from-{step}",
         f"{key}={rate / 2:g}",
     ]
     file = str(locate(run, CONFIG_NAME)) if isinstance(run, Path) else "YOUR_CONFIG"
     return shlex.join(["python", "trainer/run.py", "--config", file, *settings])
+
+
+def _forget_start(model: ModelConfig) -> list[str]:
+    """Return overrides that replace the settings of `model` about the weights of another model by their defaults."""
+    settings = ["model.initialize_from=null"]
+    settings += ["model.initialize_layers=all"] if model.initialize_layers != "all" else []
+    return settings + (["model.new_tokens=refuse"] if model.new_tokens != "refuse" else [])

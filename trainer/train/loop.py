@@ -34,6 +34,21 @@ LEAST_JUDGED_STEPS = 100
 """A run of at least this number of steps gets an extra evaluation after a tenth of its steps."""
 
 
+class Clock:
+    """The seconds of training over all starts of the run, as rank 0 measures them.
+
+    All ranks decide by `seconds`, which every step sets. Time after the last checkpoint of a killed run is lost.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._began = time.perf_counter() - seconds
+
+    def measure(self) -> float:
+        """Return the seconds up to now, which differ between ranks."""
+        return time.perf_counter() - self._began
+
+
 @dataclass(frozen=True, slots=True)
 class TrainContext:
     """Everything that the training loop uses on one rank."""
@@ -52,6 +67,7 @@ class TrainContext:
     peak_tflops: float | None
     """Dense bf16 peak of a worker's device in 10^12 operations a second; None if unknown."""
     link: Link
+    clock: Clock
     first_phase: int
     """Index of the phase in which this start of the run begins, or 0 if `rows_before` is empty. A checkpoint records
     facts about all rows so far: `rows_before`, and the rows of the phases from this index on."""
@@ -61,7 +77,7 @@ class TrainContext:
 
 
 def train(context: TrainContext, *, first_step: int) -> int:
-    """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
+    """Run the steps after `first_step` up to max_steps or max_hours, or until asked to stop. Return the last step done.
 
     Evaluates as configured and at the end of each phase (part of the run). Before this function returns, it commits a
     checkpoint of the last step. Raises RollBack, on all ranks, when the number of bad steps (with a non-finite or
@@ -72,7 +88,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
     checked_phase = -1
     evaluate_if_missed(context, first_step)
     began = time.perf_counter()  # the end of the step before, so that the time between two steps counts too
-    while step < config.max_steps and not stopping:
+    while not (stopping or is_done(context, step)):
         step += 1
         if context.guard.is_skipped(step):
             data, last = context.feed.next_step(), step == config.max_steps  # `data` is not used
@@ -84,7 +100,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
                 check_compiled(context, step)
             data, metrics, fault, stopping = train_step(context, step, began=began)
             began = time.perf_counter()
-            last = stopping or step == config.max_steps
+            last = stopping or is_done(context, step)
             context.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
             if fault is not None:
                 report_fault(context, fault, data=data, metrics=metrics)
@@ -101,9 +117,14 @@ def train(context: TrainContext, *, first_step: int) -> int:
             began = time.perf_counter()
     context.checkpoints.finish()
     evaluator = context.evaluators[-1]
-    if evaluator is not None and step >= config.max_steps:
+    if evaluator is not None and is_done(context, step):
         evaluate(context, evaluator, step=step)
     return step
+
+
+def is_done(context: TrainContext, step: int) -> bool:
+    """Return whether the run is at its end after `step` steps."""
+    return context.config.is_done(step=step, seconds=context.clock.seconds)
 
 
 def phase_of(context: TrainContext, step: int) -> int:
@@ -147,7 +168,12 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
     data_hash, began = context.phases[state.phase].manifest.hash, time.perf_counter()
     rows = rows_trained(context.phases[context.first_phase : state.phase + 1], before=context.rows_before)
     context.checkpoints.save(
-        step, plan_state=state.to_tree(), guard=context.guard.to_tree(), data_hash=data_hash, rows=rows
+        step,
+        plan_state=state.to_tree(),
+        guard=context.guard.to_tree(),
+        data_hash=data_hash,
+        rows=rows,
+        seconds=context.clock.seconds,
     )
     context.log.write_checkpoint(time.perf_counter() - began)
 
@@ -174,7 +200,7 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
     weights with which it begins. If the run stopped after `step`, before the evaluation that was due then, evaluate
     now.
     """
-    evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
+    evaluator = due_evaluator(context, step) if step > 0 and not is_done(context, step) else None
     source = context.config.resume_from
     if context.config.evaluation.at_start and step == (0 if source is None else step_of(locate(source))):
         evaluator = context.evaluators[phase_of(context, step + 1)]
@@ -193,7 +219,9 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
     config, engine = context.config, context.engine
     data = context.feed.next_step()
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)
-    for index, (micro_batch, lane) in enumerate(zip(data.micro_batches, data.lanes, strict=True)):
+    whole = zip(data.micro_batches, data.lanes, data.used, strict=True)
+    used = [(micro_batch, lane) for micro_batch, lane, is_used in whole if is_used]
+    for index, (micro_batch, lane) in enumerate(used):
         batch = context.feed.to_batch(micro_batch)
         torch.manual_seed(dropout_seed(config.seed, step=step, lane=lane))
         with record_function("forward"):
@@ -202,21 +230,22 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         # The factor is 1, or NaN if this loss is not finite. All ranks decide by the gradient norm, which is then NaN.
         loss = loss * (1.0 + 0.0 * loss.detach())
         with record_function("backward"):
-            engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
+            engine.backward(loss * engine.world_size, last=index + 1 == len(used))
         sums += output.sums()
     host_sums = HostCopy(sums)
     if step < config.max_steps:
         context.feed.look_ahead()
-    rate = learning_rate(step, config)
+    rate = learning_rate(step, config, hours=context.clock.seconds / 3600)
     scaled = engine.loss_scale.value > 1.0  # while fp16 can halve its loss scale, overflow is no fault
     with record_function("update"):
         update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
-    own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad], dtype=torch.float64)
+    clock = context.clock.measure() if engine.rank == 0 else 0.0
+    own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad, clock], dtype=torch.float64)
     totals = torch.cat([host_sums.wait(), own])
     dist.all_reduce(totals)
-    mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms = totals.tolist()
+    mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms, context.clock.seconds = totals.tolist()
     labelled = data.num_labelled > 0
     mlm_loss, nsp_loss = mlm / max(1, data.num_masked), nsp / max(1, data.num_labelled)
     seconds = time.perf_counter() - began
@@ -242,6 +271,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         skipped=update.skipped,
         lost_rows=data.num_lost,
         phase=data.state.phase,
+        hours=context.clock.seconds / 3600,
         peak_memory_gb=torch.cuda.max_memory_allocated() / 1e9 if engine.device.type == "cuda" else None,
     )
     fault = context.guard.judge(

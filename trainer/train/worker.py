@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,8 +19,18 @@ from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
-from trainer.config import CONFIG_NAME, ModelConfig, TrainerConfig
-from trainer.data import MicroBatchStream, OpenPhase, PlanState, find_start, lanes_of, open_phases, resolve_phases
+from trainer.config import CONFIG_NAME, MODEL_SHAPES, ModelConfig, TrainerConfig
+from trainer.data import (
+    MaskDraws,
+    MicroBatchStream,
+    OpenPhase,
+    PlanState,
+    find_start,
+    lanes_of,
+    open_phases,
+    read_tokens,
+    resolve_phases,
+)
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
 from trainer.model import BertForPretraining
@@ -28,7 +39,7 @@ from trainer.train.branch import begin_branch
 from trainer.train.divergence import DivergenceGuard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
 from trainer.train.link import Link, Outcome, WorkerPlace
-from trainer.train.loop import TrainContext, train
+from trainer.train.loop import Clock, TrainContext, train
 from trainer.train.memory_shortage import memory_shortage_explained
 from trainer.train.prefetch import Feed, RunFeed
 
@@ -82,7 +93,7 @@ def run_share(
     if files.is_local_copy and rank == 0:
         link.say(f"logs are written to {files.folder} and sent to {files.run} with every checkpoint and at the end")
     found = find_together(run_directory)
-    engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
+    engine, given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
@@ -94,6 +105,7 @@ def run_share(
     if saved is None and config.resume_from is not None:
         saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = DivergenceGuard(config.guard, tree=None if saved is None else saved.guard)
+    clock = Clock(0.0 if saved is None else saved.seconds)
     resumed_at = 0 if saved is None else saved.step
     gauges = None
     if reader == "ray" and rank == 0:
@@ -117,13 +129,14 @@ def run_share(
             read_ahead_blocks=config.ingest.read_ahead_blocks,
             object_store_mb=config.ingest.object_store_mb,
             skip_corrupt=config.ingest.skip_corrupt,
+            masks=make_masks(opened),
         )
         return Feed(stream, shape=opened.shape.micro_batch, special=opened.manifest.special, device=device)
 
     def train_on(saved: CheckpointState | None) -> int:
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
-        rows_before = rows_given if saved is None else saved.rows
+        rows_before = given.rows if saved is None else saved.rows
         feed = RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases))
         log = open_log(resume_step=first_step)
         context = TrainContext(
@@ -138,10 +151,11 @@ def run_share(
             log=log,
             files=files,
             link=link,
+            clock=clock,
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
-        lines = [describe_start(config, place=place, device=device, start=start)]
+        lines = [describe_start(config, place=place, device=device, start=start, given=given.notes)]
         if first_step == resumed_at:  # after a rollback, the guard has said it
             lines += describe_repeated(log.recorded_step, first_step=first_step)
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
@@ -161,10 +175,28 @@ def run_share(
             break
         except RollBack as back:
             guard.check_may_go_back(back, config=config)
-            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
+            seconds = clock.seconds
+            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config, seconds=seconds)
     checkpoints.send_logs()
     engine.close()
-    return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+    return Outcome(
+        first_step=resumed_at, last_step=last_step, finished=config.is_done(step=last_step, seconds=clock.seconds)
+    )
+
+
+def make_masks(opened: OpenPhase) -> MaskDraws | None:
+    """Return what draws masks in the phase `opened`, or None if it uses the stored ones."""
+    config, manifest = opened.phase.config, opened.manifest
+    if config.masking.source == "stored":
+        return None
+    return MaskDraws.make(
+        config.masking,
+        tokens=read_tokens(config.data),
+        special=manifest.special,
+        seed=opened.plan.seed,
+        max_steps=config.max_steps,
+        longest=manifest.max_seq_length,
+    )
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
@@ -175,14 +207,21 @@ def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
 
 
 def go_back(
-    back: RollBack, *, guard: DivergenceGuard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
+    back: RollBack,
+    *,
+    guard: DivergenceGuard,
+    checkpoints: CheckpointWriter,
+    engine: Engine,
+    config: TrainerConfig,
+    seconds: float,
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
     If all checkpoints are from after the first bad step, the newest of all checkpoints is restored. The guard's new
     state says which steps are skipped from now on. Because this state is committed, a run that is killed right
-    afterwards skips the same steps when it resumes. Returns the restored state. All ranks must call this together
-    (collective). Raises DivergenceError if there is no checkpoint.
+    afterwards skips the same steps when it resumes. `seconds` is the time that the run has used, which a rollback does
+    not give back. Returns the restored state. All ranks must call this together (collective). Raises DivergenceError if
+    there is no checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -195,7 +234,12 @@ def go_back(
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
     checkpoints.save(
-        saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash, rows=saved.rows
+        saved.step,
+        plan_state=saved.plan_state,
+        guard=guard.to_tree(),
+        data_hash=saved.data_hash,
+        rows=saved.rows,
+        seconds=seconds,
     )
     checkpoints.finish()
     return saved
@@ -260,17 +304,26 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     return open_phases(phases, manifests=[manifests[phase.config.data] for phase in phases])
 
 
+@dataclass(frozen=True, slots=True)
+class GivenStart:
+    """What the weights with which a run begins come with. Empty if they are random."""
+
+    rows: dict[str, Any]
+    """Facts about the rows that the weights were trained on, as in CheckpointState.rows: "longest" (the most tokens
+    that a row may have) and "next_sentence" (whether the weights can predict next sentences)."""
+    notes: tuple[str, ...]
+    """What was not copied as it is from the model in model.initialize_from, for the user."""
+
+
 def build_engine(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], place: WorkerPlace, device: torch.device, begun: bool
-) -> tuple[Engine, dict[str, Any]]:
-    """Return the engine, and facts about the rows that the model's initial weights were trained on.
+) -> tuple[Engine, GivenStart]:
+    """Return the engine, and what the model's initial weights come with.
 
     `begun` says whether the run has checkpoints. If it has none and model.initialize_from is set, the weights come from
-    that model. The facts are then "longest" (the most tokens that a row may have) and "next_sentence" (whether the
-    weights can predict next sentences), as in CheckpointState.rows. Otherwise the weights are random and the facts are
-    {}. A checkpoint, if there is one, replaces the random weights later.
+    that model. Otherwise the weights are random. A checkpoint, if there is one, replaces the random weights later.
     """
-    rows: dict[str, Any] = {}
+    start = GivenStart({}, ())
     manifest, data = phases[0].manifest, phases[0].phase.config.data
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     if config.model.output_bias == "unigram":
@@ -280,11 +333,11 @@ def build_engine(
     if config.model.initialize_from is not None and not begun:
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
         given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
-        longest = read_longest(locate(config.model.initialize_from))
-        rows = {"longest": min(longest, config.model.max_positions), "next_sentence": given}
+        longest = min(read_longest(locate(config.model.initialize_from)), config.model.max_positions)
+        start = GivenStart({"longest": longest, "next_sentence": given.pair_heads}, given.notes)
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
-    return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
+    return Engine(model, config=config, device=device, micro_batches=micro_batches), start
 
 
 def warn_of_cpu(model: ModelConfig) -> list[str]:
@@ -292,10 +345,11 @@ def warn_of_cpu(model: ModelConfig) -> list[str]:
 
     For GPU speeds see bench/trainer.md.
     """
-    if model.size not in ("base", "large"):
+    layers, _, width = MODEL_SHAPES["medium"]
+    if model.num_layers * model.width**2 <= layers * width**2:
         return []
     return [
-        f"WARNING: BERT {model.size} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
+        f"WARNING: {model.title} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
         f"machine with GPUs, or a smaller model.size"
     ]
 
@@ -312,18 +366,21 @@ def describe_repeated(recorded_step: int, *, first_step: int) -> list[str]:
     return [f"{steps} in the logs, but in no checkpoint: done again, and recorded anew"]
 
 
-def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
+def describe_start(
+    config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState, given: Sequence[str] = ()
+) -> str:
     """Return a line such as `resumed at step 40` or `training from step 0`, with model, workers and devices.
 
-    `start` is the position in the data from which training starts.
+    `start` is the position in the data from which training starts. `given` says what was not copied as it is from the
+    model in model.initialize_from.
     """
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     if config.model.initialize_from is not None and not start.step:
-        source = f" (with the weights of {config.model.initialize_from})"
+        source = f" ({'; '.join((f'with the weights of {config.model.initialize_from}', *given))})"
     phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
-        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "
+        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: {config.model.title}, "
         f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
         f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
         f"ZeRO {config.zero_stage}"

@@ -24,6 +24,10 @@ def load(*overrides: str) -> TrainerConfig:
 
 
 IDLE = [
+    (["optimizer.momentum=0.9"], r"optimizer\.momentum=0\.9 .*optimizer\.name=adamw .*; set optimizer\.name=muon"),
+    (["optimizer={name: sgd, beta2: 0.9}"], r"optimizer\.beta2=0\.9 .*=sgd does not use it; set .*=adamw, or leave"),
+    (["optimizer={name: sgd, epsilon: 1e-3}"], r"optimizer\.epsilon=0\.001 .*=sgd does not use it"),
+    (["optimizer={name: radam, bias_correction: false}"], r"optimizer\.bias_correction=False .*=radam does not"),
     (["guard.spike_window=7"], r"guard\.spike_window=7 has no effect: without .*; set guard\.spike_factor"),
     (
         ["guard={spike_factor: 2, spike_window: 1000}"],
@@ -49,6 +53,11 @@ IDLE = [
     (
         ["schedule.span=phase", "phases=[{max_steps: 10}, {schedule: {name: constant, final_factor: 0.5}}]"],
         r"phases\.1\.schedule\.final_factor=0\.5 .*never falls",
+    ),
+    (["schedule={name: noam, fall_from: start}"], r"schedule\.fall_from=start .*set schedule\.name=linear, or leave"),
+    (
+        ["schedule.span=phase", "phases=[{max_steps: 10}, {schedule: {name: constant, fall_from: start}}]"],
+        r"phases\.1\.schedule\.fall_from=start .*never falls",
     ),
     (
         ["schedule={span: phase, final_factor: 0.5, name: constant}", "phases=[{max_steps: 10}, {}]"],

@@ -29,7 +29,7 @@ LANES = [[9, 4], [5], [17, 3, 6], [12, 12]]
 STEPS = 4
 
 
-def make_config(stage: int, precision: str, *, dropout: float = 0.1) -> TrainerConfig:
+def make_config(stage: int, precision: str, *, dropout: float = 0.1, recompute: str = "none") -> TrainerConfig:
     return TrainerConfig.model_validate(
         {
             "data": "data",
@@ -39,6 +39,7 @@ def make_config(stage: int, precision: str, *, dropout: float = 0.1) -> TrainerC
             "model": {"size": "tiny", "dropout": dropout, "attention_dropout": dropout},
             "zero_stage": stage,
             "precision": precision,
+            "recompute": recompute,
             "optimizer": {"learning_rate": 1e-3},
         }
     )
@@ -52,12 +53,14 @@ def lane_batch(step: int, lane: int | None) -> Batch:
     return random_batch(LANES[lane], vocabulary_size=VOCABULARY, seed=10 * step + lane)
 
 
-def run(rank: int, stage: int, precision: str, folder: str | None, dropout: float = 0.1) -> dict[str, Any]:
+def run(
+    rank: int, stage: int, precision: str, folder: str | None, dropout: float = 0.1, recompute: str = "none"
+) -> dict[str, Any]:
     """Losses and norms of some steps; the last state is saved to `folder`."""
     torch.use_deterministic_algorithms(True)
     world = dist.get_world_size()
     micro_batches = -(-len(LANES) // world)
-    config = make_config(stage, precision, dropout=dropout)
+    config = make_config(stage, precision, dropout=dropout, recompute=recompute)
     model = BertForPretraining(config.model, vocabulary_size=VOCABULARY, seed=1)
     engine = Engine(model, config=config, device=torch.device("cpu"), micro_batches=micro_batches)
     losses, norms = [], []
@@ -82,6 +85,7 @@ def run(rank: int, stage: int, precision: str, folder: str | None, dropout: floa
     if folder is not None:
         save_checkpoint(folder, step=STEPS, engine=engine, plan_state={}, config=config)
     result = {"losses": losses, "norms": norms, "held_out": held_out, "bytes": engine.parameter_bytes()}
+    assert model.encoder.recompute == (recompute == "layers")
     engine.close()
     return result
 
@@ -104,6 +108,19 @@ def test_same_losses_in_every_stage(worker_group: Groups, alone: dict[str, Any],
 def test_low_precision(worker_group: Groups, alone: dict[str, Any], stage: int) -> None:
     result = worker_group(2).run(run, stage, "bf16", None)[0]
     np.testing.assert_allclose(result["losses"], alone["losses"], rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("world", "stage", "precision"),
+    [(2, 0, "fp32"), (1, 1, "fp32"), (2, 1, "bf16"), (2, 2, "fp32"), (2, 3, "fp32"), (3, 3, "bf16")],
+)
+def test_layers_that_backward_computes_again_have_the_same_bits(
+    worker_group: Groups, world: int, stage: int, precision: str
+) -> None:
+    """Dropout is on; three workers have empty micro-batches."""
+    stored, again = (worker_group(world).run(run, stage, precision, None, 0.1, way)[0] for way in ("none", "layers"))
+    for key in ("losses", "norms", "held_out", "bytes"):
+        assert again[key] == stored[key], key
 
 
 def test_parameters_are_shared_out_in_stage_3(worker_group: Groups, alone: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from trainer.engine import memory
 from trainer.engine.memory import Card, estimate_memory, judge_memory, largest_micro_batch
 from trainer.launch import cards, ray_dashboard, ray_train
 from trainer.launch.cards import find_cluster_card, find_local_card
-from trainer.launch.dry_run import Options, describe_run
+from trainer.launch.dry_run import Options, check_or_plan, describe_run
 from trainer.launch.preflight import check
 from trainer.launch.run_directory import write_config
 
@@ -81,6 +81,13 @@ def test_states_are_shared_out_as_the_stages_say() -> None:
         assert {name: found[name] / numel for name in wanted} == pytest.approx(wanted), (stage, lanes, workers)
 
 
+@pytest.mark.parametrize(("name", "bytes_each"), [("lamb", 8.0), ("radam", 8.0), ("sgd", 4.0), ("muon", 4.38)])
+def test_moments_are_those_of_the_optimizer(name: str, bytes_each: float) -> None:
+    """BERT-Large has 302 M weights in the matrices of its layers and 2 M in those of pooler and masked-LM head."""
+    plain, other = estimate(large()).parts["moments"], estimate(large(optimizer={"name": name})).parts["moments"]
+    assert other / plain == pytest.approx(bytes_each / 8, rel=2e-3)
+
+
 def test_precision_and_micro_batches_count() -> None:
     half, whole = estimate(large(), tokens=16_384), estimate(large())
     assert half.total < 0.65 * whole.total
@@ -104,6 +111,30 @@ def test_the_largest_micro_batch_of_a_card() -> None:
     )
     assert fit(24, workers=1, zero_stage=1) == fit(24, workers=8, zero_stage=1, batch={"tokens": 32_768, "lanes": 8})
     assert fit(6) is None
+
+
+def test_recomputation_leaves_the_inputs_of_layers_and_one_layer() -> None:
+    """BERT-Large, 32,768 tokens: 26 GB of activations become 24 inputs of 67 MB, a layer of 1.1 GB, ends and heads."""
+    none, layers = estimate(large()), estimate(large(recompute="layers"))
+    part = "activations and loss"
+    assert {**none.parts, part: 0} == {**layers.parts, part: 0}
+    assert none.parts[part] > 26 * GB
+    inputs, layer = 24 * 32_768 * 1024 * 2, 32_768 * (32 * 1024 + 4 * 16 + 16)
+    ends = none.parts[part] - 24 * layer  # embeddings, heads and the loss are the same
+    assert layers.parts[part] == pytest.approx(inputs + layer + ends)
+    assert estimate(large(recompute="auto")) == none
+
+
+def test_the_largest_micro_batch_with_recomputation() -> None:
+    def fit(gigabytes: float, recompute: str) -> int | None:
+        config = large(recompute=recompute)
+        return largest_micro_batch(config, vocabulary_size=30_522, longest=512, card_bytes=gigabytes * GB, most=32_768)
+
+    assert fit(24, "layers") == 32_768
+    assert fit(24, "auto") == fit(24, "none") != 32_768  # it fits without
+    assert fit(8, "none") == 1_024
+    assert fit(8, "auto") == fit(8, "layers") == 5_120
+    assert fit(6, "auto") is None
 
 
 # ---- the card
@@ -308,3 +339,51 @@ def test_a_run_without_gpus_is_not_told_of_their_memory(
         lines = (*checked.lines, *describe_run(checked, Options(None, None)))
         assert not any(line.startswith("memory:") for line in lines)
     assert judge_memory(config, phases=phases_of(config), card=None) == ""
+
+
+# ---- recomputation
+
+
+def test_auto_recomputes_only_what_would_not_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes fix the micro-batch; a resume on a larger card stores activations again, on the same plan."""
+    batch = {"tokens": 65_536, "lanes": 4, "tokens_per_slot": 17_000}
+    config = configure(data, tmp_path / "run", batch=batch, recompute="auto")
+    with_card(monkeypatch, 16)
+    with pytest.raises(ConfigError, match=r"smallest is a card of 16\.0 GB; .*, or set recompute=layers"):
+        check(config.model_copy(update={"recompute": "none"}))
+    checked = check(config)
+    assert checked.config.recompute == "layers"
+    lines = [line for line in checked.lines if line.startswith("memory:")]
+    assert re.fullmatch(
+        r"memory: recompute=layers, so backward computes layers again: without it, a step takes about 19\.\d GB, and "
+        r"the smallest is a card of 16\.0 GB",
+        lines[0],
+    )
+    assert re.fullmatch(r"memory: about \d\.\d GB \(.*\) of each GPU; the smallest is a card of 16\.0 GB", lines[1])
+    write_config(checked.config)
+    with_card(monkeypatch, 80)
+    again = check(config)
+    assert again.config.recompute == "none"
+    assert "changed since this run began: recompute: layers -> none" in again.lines
+    assert phases_of(again.config)[0].plan.hash == phases_of(checked.config)[0].plan.hash
+    for changes, gigabytes in (({"device": "cpu"}, 16), ({}, None)):
+        with_card(monkeypatch, gigabytes)
+        config = configure(data, tmp_path / "other", batch=batch, recompute="auto", **changes)
+        assert check(config).config.recompute == "none"
+
+
+def test_a_plan_for_a_named_gpu_has_micro_batches_of_its_memory(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a laptop, with a set and without one."""
+    with_card(monkeypatch, None)
+    monkeypatch.setattr(memory.torch.cuda, "device_count", lambda: 0)
+    for folder, size in ((data, {}), (tmp_path / "none", {"rows": (400_000,), "tokens": (400_000 * 128,)})):
+        options = Options(None, None, gpu="L4", **size)
+        config = configure(folder, tmp_path / "run")
+        greatest = check_or_plan(config, options).config.batch.greatest_slot
+        assert greatest is not None
+        assert 8_192 < greatest < 24_576
+        lines = check_or_plan(config.model_copy(update={"recompute": "layers"}), options).lines
+        assert any(re.match(r"memory: about \d+\.\d GB .* the smallest is L4 of 24\.0 GB$", line) for line in lines)
+        assert not any("micro-batches of at most" in line for line in lines)

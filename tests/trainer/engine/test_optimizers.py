@@ -1,22 +1,18 @@
-"""Which parameters are decayed, and that AdamW does what its paper says."""
+"""Which parameters are decayed, in which groups, with how many moments, and one step of AdamW by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from toy_training import NUM_LANES, ToyModel, gather_state, lane_batch, make_config, make_engine, train
+from model_shapes import SHAPES
+from toy_training import make_config
 from trainer.config import OptimizerConfig
+from trainer.engine.memory import count_moments
 from trainer.engine.optimizers import build_optimizer, parameter_groups
-from trainer.engine.schedules import learning_rate
-from worker_group import WorkerGroup
-
-SETTINGS = {"learning_rate": 1e-2, "weight_decay": 0.1, "beta2": 0.98, "clip_norm": 0.5}
-STEPS = 6
+from trainer.engine.update_rules import MOMENTS_OF
+from trainer.model import BertForPretraining
 
 
 class TiedModel(nn.Module):
@@ -80,56 +76,16 @@ def test_one_step_by_hand() -> None:
     torch.testing.assert_close(model.bias.detach(), bias - 0.01)
 
 
-def follow_the_paper(*, bias_correction: bool) -> dict[str, Tensor]:
-    """The toy model's parameters after STEPS updates in fp64, by Adam's paper or by google-research/bert."""
-    config = make_config(optimizer=SETTINGS)
-    torch.manual_seed(0)
-    model = ToyModel().double()
-    named = dict(model.named_parameters())
-    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in named.items()}
-    for step in range(1, STEPS + 1):
-        model.zero_grad()
-        lanes = [lane_batch(step, lane) for lane in range(NUM_LANES)]
-        total = sum(model(ids, labels, weights.double()) for ids, labels, weights in lanes)
-        (total / sum(len(ids) for ids, _, _ in lanes)).backward()
-        gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        norm = float(torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt())
-        for name, parameter in named.items():
-            gradient = gradients[name] * min(1.0, SETTINGS["clip_norm"] / norm)
-            mean, square = moments[name]
-            mean.mul_(0.9).add_(0.1 * gradient)
-            square.mul_(0.98).add_(0.02 * gradient.square())
-            first, second = (1 - 0.9**step, 1 - 0.98**step) if bias_correction else (1.0, 1.0)
-            update = (mean / first) / ((square / second).sqrt() + 1e-6)
-            decay = SETTINGS["weight_decay"] if parameter.dim() > 1 else 0.0
-            with torch.no_grad():
-                parameter.sub_(learning_rate(step, config) * (update + decay * parameter))
-    return {name: p.detach() for name, p in named.items()}
-
-
-def follow_the_engine(rank: int, stage: int, raw: dict[str, Any], bias_correction: bool) -> dict[str, Tensor]:
-    """The same by the engine, resumed halfway."""
-    config = make_config(
-        zero_stage=stage, optimizer={**SETTINGS, "bias_correction": bias_correction}, deepspeed=raw, workers=2
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("shape", ["TinyBERT-4", "Table 6, row 5"])
+def test_moments_are_counted_in_every_shape(name: str, shape: str) -> None:
+    """As the optimizer's groups give them, by their rules."""
+    config = make_config(model=SHAPES[shape][0], optimizer={"name": name})
+    with torch.device("meta"):
+        model = BertForPretraining(config.model, vocabulary_size=512, seed=0)
+    wanted = sum(
+        parameter.numel() * len(MOMENTS_OF[group["rule"]])
+        for group in parameter_groups(model, weight_decay=0.0, name=name)
+        for parameter in group["params"]
     )
-    engine = make_engine(config)
-    train(engine, config, first=1, last=STEPS // 2)
-    engine.restore(lambda name, start, stop: {}, steps_taken=STEPS // 2)
-    train(engine, config, first=STEPS // 2 + 1, last=STEPS)
-    parameters = gather_state(engine)["parameter"]
-    engine.close()
-    return parameters
-
-
-@pytest.mark.parametrize("bias_correction", [True, False])
-@pytest.mark.parametrize(("stage", "raw"), [(0, {}), (1, {}), (2, {}), (3, {}), (1, {"wall_clock_breakdown": False})])
-def test_bias_is_corrected_as_in_the_paper_or_not_at_all(
-    worker_group: Callable[[int], WorkerGroup], stage: int, raw: dict[str, Any], bias_correction: bool
-) -> None:
-    found = worker_group(2).run(follow_the_engine, stage, raw, bias_correction)[0]
-    wanted = follow_the_paper(bias_correction=bias_correction)
-    assert found.keys() == wanted.keys()
-    for name, exact in wanted.items():
-        torch.testing.assert_close(found[name].double(), exact, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
-    other = follow_the_paper(bias_correction=not bias_correction)
-    assert max(float((other[name] - exact).abs().max()) for name, exact in wanted.items()) > 5e-3
+    assert count_moments(config, vocabulary_size=512) == wanted

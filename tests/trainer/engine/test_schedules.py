@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import get_linear_schedule_with_warmup
+from transformers import (
+    get_cosine_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_wsd_schedule,
+)
 
 from trainer.config.schema import TrainerConfig
-from trainer.engine.schedules import learning_rate, warmup_steps
+from trainer.engine.schedules import corners, learning_rate, warmup_steps
 
 
 def make_config(*, max_steps: int = 100, peak: float = 1e-3, **schedule: object) -> TrainerConfig:
@@ -87,18 +94,137 @@ def test_the_fall_is_that_of_transformers_and_the_warmup_one_step_ahead(warmup: 
 
 
 def test_google_recipe() -> None:
-    """google-research/bert: 1e-4, 10,000 steps of warm-up, linear to zero at 1,000,000."""
-    config = make_config(max_steps=1_000_000, peak=1e-4, warmup_steps=10_000)
-    assert learning_rate(1, config) == pytest.approx(1e-8)
-    assert learning_rate(10_000, config) == learning_rate(10_001, config) == 1e-4
-    assert learning_rate(505_001, config) == pytest.approx(0.5e-4)
-    assert learning_rate(1_000_000, config) == pytest.approx(1e-4 / 990_000)
+    """google-research/bert: 1e-4, 10,000 steps of warm-up, linear to zero at 1,000,000; update n has global_step
+    n - 1 in the fall, and n in our warm-up, which has no update of rate 0."""
+    config = make_config(max_steps=1_000_000, peak=1e-4, warmup_steps=10_000, fall_from="start")
+    assert [learning_rate(step, config) for step in (1, 5_000, 10_000)] == pytest.approx([1e-8, 5e-5, 1e-4])
+    for step in (10_001, 500_000, 1_000_000):
+        exact = polynomial_decay(step - 1, peak=1e-4, decay_steps=1_000_000, end=0.0)
+        assert learning_rate(step, config) == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_nvidias_recipe() -> None:
+    """DeepLearningExamples, schedulers.py (PolyWarmUpScheduler), phase 1: the root of what is left of all steps."""
+    peak, warmup, total = 6e-3, 0.2843, 7_038
+    config = make_config(
+        max_steps=total, peak=peak, name="polynomial", power=0.5, warmup_fraction=warmup, fall_from="start"
+    )
+    for step in (1, 1_000, 2_000, 2_002, 5_000, 7_038):
+        progress = step / total
+        theirs = peak * progress / warmup if progress < warmup else peak * (1 - (step - 1) / total) ** 0.5
+        assert learning_rate(step, config) == pytest.approx(theirs, rel=1e-3), step
+    assert [rate for _, rate in corners(config)] == pytest.approx(
+        [peak / 2_001, peak, peak * (1 - 2_001 / total) ** 0.5, peak * (1 / total) ** 0.5]
+    )
 
 
 def test_warmup_fraction_rounds_up() -> None:
     assert warmup_of(make_config(max_steps=150, warmup_fraction=0.01)) == 2
     assert [warmup_of(make_config(max_steps=100, warmup_fraction=share)) for share in (0.07, 0.14, 0.28)] == [7, 14, 28]
     assert warmup_of(make_config(max_steps=150, warmup_steps=7)) == 7
+
+
+def by_hand(name: str, step: int, *, warmup: int, steps: int, **how: float) -> float:
+    """The rate of an update, with the peak 1, as the papers write it."""
+    if step <= warmup:
+        return step / warmup
+    final, power, decay = how.get("final", 0.0), how.get("power", 1.0), int(how.get("decay", 0))
+    done = (step - 1 - warmup) / (steps - warmup)
+    return {
+        "polynomial": final + (1 - final) * (1 - done) ** power,
+        "cosine": final + 0.5 * (1 - final) * (1 + math.cos(math.pi * done)),
+        "noam": (warmup / step) ** 0.5,
+        "wsd": 1.0 if step <= steps - decay else final + (1 - final) * ((steps + 1 - step) / decay) ** power,
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "how"),
+    [
+        ("polynomial", {"power": 2.0, "final_factor": 0.1}, {"power": 2.0, "final": 0.1}),
+        ("polynomial", {"power": 0.5}, {"power": 0.5}),
+        ("cosine", {"final_factor": 0.2}, {"final": 0.2}),
+        ("noam", {}, {}),
+        ("wsd", {"decay_steps": 30, "final_factor": 0.1}, {"decay": 30, "final": 0.1}),
+        ("wsd", {"decay_fraction": 0.25, "power": 2.0}, {"decay": 50, "power": 2.0}),
+    ],
+)
+def test_each_schedule_is_its_formula(name: str, settings: dict[str, Any], how: dict[str, float]) -> None:
+    config = make_config(max_steps=200, peak=1.0, name=name, warmup_steps=20, **settings)
+    for step in range(1, 201):
+        exact = by_hand(name, step, warmup=20, steps=200, **how)
+        assert learning_rate(step, config) == pytest.approx(exact, rel=1e-12), step
+    assert learning_rate(200, config) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "schedule"),
+    [
+        ({"name": "cosine"}, lambda o: get_cosine_schedule_with_warmup(o, 10, 100)),
+        (
+            {"name": "polynomial", "power": 3.0, "final_factor": 0.1},
+            lambda o: get_polynomial_decay_schedule_with_warmup(o, 10, 100, lr_end=2e-4, power=3.0),
+        ),
+        (
+            {"name": "wsd", "decay_steps": 20},
+            lambda o: get_wsd_schedule(o, 10, 20, num_stable_steps=70, decay_type="linear"),
+        ),
+    ],
+)
+def test_falls_are_those_of_transformers(settings: dict[str, Any], schedule: Any) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2e-3)
+    scheduler = schedule(optimizer)
+    config = make_config(max_steps=100, peak=2e-3, warmup_steps=10, **settings)
+    for step in range(1, 101):
+        if step > 10:
+            assert learning_rate(step, config) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), step
+        optimizer.step()
+        scheduler.step()
+
+
+def test_over_time_shares_are_of_the_hours() -> None:
+    """Rates at hours of 10: a warm-up of 1, then the fall; the step does not count."""
+    config = make_config(peak=1.0, name="linear", warmup_fraction=0.1).model_copy(update={"max_hours": 10.0})
+    wanted = {0.0: 0.0, 0.5: 0.5, 1.0: 1.0, 5.5: 0.5, 10.0: 0.0, 11.0: 0.0}
+    assert {hours: learning_rate(3, config, hours=hours) for hours in wanted} == pytest.approx(wanted)
+    wsd = make_config(peak=1.0, name="wsd", warmup_fraction=0.1, decay_fraction=0.2)
+    wsd = wsd.model_copy(update={"max_hours": 10.0})
+    wanted = {0.5: 0.5, 1.0: 1.0, 7.9: 1.0, 9.0: 0.5, 9.5: 0.25, 10.0: 0.0}
+    assert {hours: learning_rate(3, wsd, hours=hours) for hours in wanted} == pytest.approx(wanted)
+    noam = make_config(peak=1.0, name="noam", warmup_fraction=0.1).model_copy(update={"max_hours": 10.0})
+    assert learning_rate(9, noam, hours=4.0) == pytest.approx(0.5)
+
+
+def test_corners_are_where_the_schedule_turns() -> None:
+    config = make_config(max_steps=100, peak=1.0, name="wsd", warmup_steps=10, decay_steps=20)
+    assert dict(corners(config)) == pytest.approx({1: 0.1, 10: 1.0, 80: 1.0, 100: 0.05})
+    assert dict(corners(config.model_copy(update={"max_hours": 2.0}))) == pytest.approx(
+        {0.0: 0.0, 0.02: 1.0, 1.8: 1.0, 2.0: 0.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"name": "wsd", "warmup_steps": 60, "decay_steps": 50},
+            r"decay_steps=50 and warmup_steps=60 do not fit max_st",
+        ),
+        ({"name": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5}, r"more than the whole; lower one"),
+        ({"name": "noam", "warmup_steps": 0}, r"peak at the end of the warm-up, and there is none; give one"),
+        (
+            {"name": "cosine", "power": 2.0},
+            r"schedule\.power=2\.0 .*cosine does not use it; set schedule\.name=polynomial",
+        ),
+        ({"name": "noam", "final_factor": 0.5}, r"schedule\.final_factor=0\.5 .*noam does not use it"),
+        ({"decay_steps": 5}, r"schedule\.decay_steps=5 .*linear does not use it; set schedule\.name=wsd"),
+        ({"decay_fraction": 0.5}, r"schedule\.decay_fraction=0\.5 .*linear does not use it"),
+        ({"name": "wsd", "decay_steps": 5, "decay_fraction": 0.5}, r"decay_fraction=0\.5 .*decay_steps=5 replaces it"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(**settings)
 
 
 @pytest.mark.parametrize("step", [0, -1])

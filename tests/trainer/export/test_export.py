@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 from packed import padded_rows, random_batch, unpad
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, file_sha256, read_manifest
+from small_runs import make_config
 from trainer.config import PhaseConfig
-from trainer.export import __main__
+from trainer.export import __main__, model_card
 from trainer.export import folder as export
 from trainer.export.folder import MARKER, ExportError
 from trainer.hf.pretrained import load_model
@@ -175,6 +176,13 @@ def test_model_card(exported: tuple[Path, BertForPretraining], tokenized: Path, 
     assert "Training started from the weights of `/models/other`" in card
     assert "The run recorded no results." in card
     assert "names no licence" in card
+
+
+def test_the_card_names_masks_only_if_the_run_drew_them(tokenized: Path) -> None:
+    plain = make_config(tokenized, tokenized / "run")
+    drawn = make_config(tokenized, tokenized / "run", masking={"source": "drawn", "rate": 0.3})
+    assert "masking" not in model_card._settings(plain)
+    assert model_card._settings(drawn)["masking"]["rate"] == 0.3
 
 
 # --- where it is written

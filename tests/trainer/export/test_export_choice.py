@@ -72,7 +72,9 @@ def test_training_may_start_from_such_a_model(plain: Path, tokenized: Path, tmp_
     export(tmp_path / "run", out=tmp_path / "out")
     fresh = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE, seed=3)
     drawn = {name: parameter.clone() for name, parameter in fresh.named_parameters()}
-    assert not initialize_from(fresh, folder=tmp_path / "out", data_tokenizer=tokenized / TOKENIZER_FOLDER)
+    given = initialize_from(fresh, folder=tmp_path / "out", data_tokenizer=tokenized / TOKENIZER_FOLDER)
+    assert not given.pair_heads
+    assert given.notes == ("drawn: pooler, next-sentence head",)
     given = dict(model.named_parameters())
     for name, parameter in fresh.named_parameters():
         source = drawn if name.startswith(("pooler.", "nsp_head.")) else given
@@ -80,7 +82,9 @@ def test_training_may_start_from_such_a_model(plain: Path, tokenized: Path, tmp_
 
     write_run(tmp_path / "whole", data=tokenized)
     export(tmp_path / "whole", out=tmp_path / "whole-out")
-    assert initialize_from(fresh, folder=tmp_path / "whole-out", data_tokenizer=tokenized / TOKENIZER_FOLDER)
+    given = initialize_from(fresh, folder=tmp_path / "whole-out", data_tokenizer=tokenized / TOKENIZER_FOLDER)
+    assert given.pair_heads
+    assert given.notes == ()
     config = tmp_path / "out" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["BertForPreTraining"]}))
     with pytest.raises(PretrainedError, match=r"lacks bert\.pooler\.dense\.bias.*save it as BertForPreTraining"):

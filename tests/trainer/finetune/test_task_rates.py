@@ -124,3 +124,8 @@ def test_a_missing_library_is_told_before_the_training(
     with pytest.raises(ValueError, match=r"seqeval is not installed, .*; install it: pip install 'cloze\[finetune\]'"):
         finetune(config, say=lambda line: None)
     assert not (tmp_path / "out").exists()
+
+
+def test_other_update_rules_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"optimizer.name=lamb: fine-tuning has adamw alone; leave the name out"):
+        FinetuneOptimizer(name="lamb")

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from trainer.config import ModelConfig
-from trainer.hf.pretrained import PretrainedError, fit_model, read_model
+from trainer.hf.folder_config import PretrainedError, fit_model
+from trainer.hf.pretrained import read_model
 
 CONFIG: dict[str, Any] = {
     "model_type": "bert", "architectures": ["BertForPreTraining"], "hidden_size": 128, "num_hidden_layers": 2,

@@ -19,7 +19,7 @@ from small_runs import make_config, run
 from trainer.checkpoint.load import find_checkpoints, read_weights
 from trainer.config import ModelConfig
 from trainer.export.folder import export
-from trainer.hf import pretrained
+from trainer.hf import folder_config
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
 from trainer.launch.preflight import check_model, resolve_model
@@ -262,9 +262,18 @@ def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(PretrainedError, match="is not valid JSON"):
         load_model(folder)
-    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 96}')
-    with pytest.raises(PretrainedError, match="12 layers, 12 heads, width 96 is not one of the sizes tiny, mini"):
-        load_model(folder)
+    for content, message in (
+        (
+            '"hidden_size": 100',
+            r"config\.json: model\.heads=12 does not divide model\.hidden_size=100; set model\.heads=",
+        ),
+        ('"num_hidden_layers": 0', r"config\.json: num_hidden_layers is '0', which no BERT has; export or save"),
+        ('"intermediate_size": "3072"', r"config\.json: intermediate_size is '3072', which no BERT has"),
+        ('"max_position_embeddings": 4', r"config\.json: max_position_embeddings is '4', which no BERT has"),
+    ):
+        (folder / "config.json").write_text(f'{{"model_type": "bert", {content}}}')
+        with pytest.raises(PretrainedError, match=message):
+            load_model(folder)
 
 
 def test_a_model_is_of_the_folders_size_unless_stated(folder: Path, tmp_path: Path) -> None:
@@ -277,7 +286,7 @@ def test_a_model_is_of_the_folders_size_unless_stated(folder: Path, tmp_path: Pa
     stated = make_config(tmp_path / "set", tmp_path / "run", model={**given, "size": "base"})
     assert resolve_model(stated, saved=None).model.size == "base"
     with pytest.raises(PretrainedError, match=r"num_hidden_layers is 2, but model\.size=base has 12"):
-        pretrained.check_config(stated.model, settings=pretrained.read_config(folder), folder=folder)
+        folder_config.check_config(stated.model, settings=folder_config.read_config(folder), folder=folder)
     saved = resolve_model(config, saved=None)
     shutil.rmtree(folder)
     assert resolve_model(config, saved=saved).model == saved.model  # a run that has begun needs the folder no more

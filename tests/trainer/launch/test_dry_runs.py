@@ -50,6 +50,7 @@ def test_a_training_is_planned_and_not_begun(
     room = r"checkpoints: [\d.]+ MB each, up to 4: [\d.]+ MB; [\d.,]+ [GT]B are free"
     assert any(re.match(room, line) for line in lines)
     assert any(line.startswith("machines: 2 workers on cpu") for line in lines)
+    assert "learning rate (linear): 0.003 at step 1, 3.03e-05 at step 100" in lines
     assert not ray.is_initialized()
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 

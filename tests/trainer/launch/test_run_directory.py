@@ -162,7 +162,7 @@ def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, dat
 
 
 def test_every_setting_is_known_to_change_or_not() -> None:
-    fixed = {"model", "batch", "seed", "optimizer", "schedule", "deepspeed", "phases", "resume_from"}
+    fixed = {"model", "batch", "masking", "seed", "optimizer", "schedule", "deepspeed", "phases", "resume_from"}
     assert set(MAY_CHANGE) | fixed == set(TrainerConfig.model_fields)
 
 

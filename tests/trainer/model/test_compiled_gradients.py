@@ -123,7 +123,7 @@ def gradients_of(
     return list(output), dict(zip(names, gradients, strict=True))
 
 
-def compile_and_compare(norm: str, dtype: torch.dtype, dropout: float) -> None:
+def compile_and_compare(norm: str, dtype: torch.dtype, dropout: float, recompute: bool = False) -> None:
     """Nothing in the step needs a value on the host: no branch on one (fullgraph), none read into the graph.
 
     (Eager runs other attention code on a CPU.)
@@ -142,6 +142,7 @@ def compile_and_compare(norm: str, dtype: torch.dtype, dropout: float) -> None:
         for own, other in zip(model.parameters(), exact.parameters(), strict=True):
             other.copy_(own.to(dtype))
     model = model.to(dtype)
+    model.encoder.recompute = recompute
     batch = random_batch(LENGTHS, vocabulary_size=VOCABULARY)
     eager, eager_gradients = gradients_of(model, model, batch)
     _, exact_gradients = gradients_of(exact, exact, batch)
@@ -164,3 +165,31 @@ def test_compiles_to_one_graph_with_the_gradients_of_eager_code_and_of_float64(
     norm: str, dtype: torch.dtype, dropout: float, fresh_process: Executor
 ) -> None:
     fresh_process.submit(compile_and_compare, norm, dtype, dropout).result()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_compiles_with_layers_that_backward_computes_again(norm: str, fresh_process: Executor) -> None:
+    fresh_process.submit(compile_and_compare, norm, torch.float32, 0.1, True).result()
+
+
+def stored_bytes(recompute: bool) -> int:
+    """What compiled code stores for backward, divided between forward and backward as on a GPU."""
+    torch._dynamo.reset()
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model = BertForPretraining(ModelConfig(layers=4, heads=2, hidden_size=64), vocabulary_size=VOCABULARY)
+    model.encoder.recompute = recompute
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    run = torch.compile(model.train(), backend="aot_eager_decomp_partition", fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        run(random_batch([40, 64], vocabulary_size=VOCABULARY))
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def test_compiled_code_stores_as_little(fresh_process: Executor) -> None:
+    stored, again = (fresh_process.submit(stored_bytes, recompute).result() for recompute in (False, True))
+    assert 4 * 104 * 64 * 4 < again < stored / 3

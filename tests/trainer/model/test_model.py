@@ -14,7 +14,7 @@ from torch import Tensor
 
 from packed import random_batch
 from trainer.config import ModelConfig
-from trainer.model import BertForPretraining, PretrainingOutput
+from trainer.model import BertForPretraining, PretrainingOutput, attention
 from trainer.model.attention import SequenceLayout, attend_padded
 from trainer.model.attention_cpu import attend_each
 from trainer.model.cross_entropy import NO_LABEL
@@ -322,3 +322,28 @@ def test_attention_dropout_drops_weights_and_keeps_the_mean() -> None:
     draws = torch.stack([attend_each(qkv, lengths=[8], dropout=0.5, seed=seed) for seed in seeds])
     assert draws.std(0).min() > 0.05
     torch.testing.assert_close(draws.mean(0), plain, rtol=0, atol=0.08)
+
+
+@pytest.mark.parametrize(("head_width", "padded_width"), [(26, 32), (64, 64)])
+def test_flash_attention_gets_heads_of_widths_that_it_takes(
+    head_width: int, padded_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch's operator on a CPU in its place: zeros at the end of heads, but the scale of the real width."""
+    seen = []
+
+    def flash(*heads: Tensor, layout: SequenceLayout, dropout: float, scale: float) -> Tensor:
+        seen.append((heads[0].shape[-1], scale))
+        parts = [part.transpose(0, 1).split(layout.offsets.diff().tolist(), dim=1) for part in heads]
+        outputs = [F.scaled_dot_product_attention(*each, scale=scale) for each in zip(*parts, strict=True)]
+        return torch.cat(outputs, dim=1).transpose(0, 1)
+
+    monkeypatch.setattr(attention, "_flash_forward", flash)
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(LENGTHS), 3, 2, head_width, requires_grad=True)
+    layout = SequenceLayout(torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32), max(LENGTHS))
+    found = attention.attend_flash(qkv, layout=layout, dropout=0.0)
+    wanted = attend_padded(qkv, layout=layout, dropout=0.0)
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(output.square().sum(), qkv)[0] for output in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+    assert seen == [(padded_width, head_width**-0.5)]

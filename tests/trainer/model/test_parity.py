@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from model_shapes import SHAPES
 from packed import padded_rows, random_batch, unpad
-from trainer.config import ModelConfig
+from trainer.config import SHAPE_SETTINGS, ModelConfig
 from trainer.hf.pretrained import load_model
 from trainer.hf.weight_names import ARCHITECTURES, to_transformers, transformers_config, transformers_names
 from trainer.model import BertForPretraining
@@ -25,9 +26,10 @@ TOLERANCE = 1e-5
 VARIANTS = [(norm, activation) for norm in ("post", "pre") for activation in ("gelu", "gelu_tanh")]
 
 
-def lively_model(*, norm: str, activation: str) -> BertForPretraining:
+def lively_model(*, norm: str, activation: str, **shape: Any) -> BertForPretraining:
     """Weights three times as large as at the start and biases off zero, so that nothing hides in linearity."""
-    config = ModelConfig(size="tiny", norm=norm, activation=activation, dropout=0.0, attention_dropout=0.0)
+    shape = shape or {"size": "tiny"}
+    config = ModelConfig(**shape, norm=norm, activation=activation, dropout=0.0, attention_dropout=0.0)
     model = BertForPretraining(config, vocabulary_size=VOCABULARY, seed=3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -83,6 +85,23 @@ def test_exported_weights_give_our_logits(norm: str, activation: str, padded: bo
         {name: value[row : row + 1, :length] for name, value in rows.items()} for row, length in enumerate(LENGTHS)
     ]
     assert_same_logits(model, other=other, batch=batch, rows=[rows] if padded else one_by_one)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("shape", ["DistilBERT", "TinyBERT-4", "Table 6, row 2"])
+def test_every_shape_gives_our_logits_and_comes_back(shape: str, norm: str, tmp_path: Path) -> None:
+    settings = {**SHAPES[shape][0], "max_positions": 100}
+    model = lively_model(norm=norm, activation="gelu", **settings).eval()
+    export_weights(model, folder=tmp_path)
+    other = read_with_transformers(tmp_path, norm=norm).eval()
+    batch = random_batch(LENGTHS, vocabulary_size=VOCABULARY)
+    assert_same_logits(model, other=other, batch=batch, rows=[padded_rows(batch)])
+    assert model.num_parameters() == sum(parameter.numel() for parameter in other.parameters())
+    again = load_model(tmp_path)
+    assert again.config == model.config.model_copy(update=again.config.model_dump(include=set(SHAPE_SETTINGS)))
+    assert again.config.shape == SHAPES[shape][1]
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
 
 
 @pytest.mark.parametrize(("norm", "activation"), VARIANTS)

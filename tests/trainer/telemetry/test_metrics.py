@@ -271,6 +271,13 @@ def test_progress_shows_the_share_of_the_peak_where_it_is_known() -> None:
     assert "mfu" not in progress.line(make_metrics(40))
 
 
+def test_progress_ends_with_the_hours() -> None:
+    progress = Progress(max_steps=100, max_hours=1.0)
+    progress.add(60.0)
+    assert progress.line(make_metrics(40, hours=0.9)).endswith("  6 min left")
+    assert progress.line(make_metrics(99, hours=0.5)).endswith("  60 s left")
+
+
 def test_progress_without_next_sentence_and_with_a_skipped_update() -> None:
     progress = Progress(max_steps=100)
     progress.add(1.0)

@@ -319,6 +319,10 @@ def test_what_does_not_go_with_the_checkpoint_is_refused(data: Path, original: P
     assert "was trained with model.size=tiny, but this run has model.size=mini" in refused(model={"size": "mini"})
     assert "model.norm=post, but this run has model.norm=pre" in refused(model={"size": "tiny", "norm": "pre"})
     assert "3 steps are done, and max_steps=3 includes them" in refused(max_steps=3)
+    assert "was trained with optimizer.name=adamw, whose moments optimizer.name=muon cannot continue" in refused(
+        optimizer={"name": "muon"}
+    )
+    check(configure(data, tmp_path / "branch", resume_from=source, optimizer={"name": "lamb"}))
     assert "and model.initialize_from=/m both give the initial weights" in refused(
         model={"size": "tiny", "initialize_from": "/m"}
     )

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 
 from small_runs import RunReport, make_config, rows_by_step, run_rank
 from synthetic import write_data_set
 from trainer.checkpoint.format import step_name
 from trainer.checkpoint.load import find_checkpoints, read_state, read_weights
 from trainer.config import GuardConfig, TrainerConfig
+from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE
 from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import read_json_lines
@@ -104,6 +106,10 @@ def test_the_run_stops_when_it_went_back_often_enough(tmp_path: Path) -> None:
     assert "step-00000007' model.initialize_from=null 'output=" in str(
         guard.give_up(RollBack(fault, step=9), config=given, why="")
     )
+    chosen = {"initialize_from": "/models/x", "initialize_layers": "every_other", "new_tokens": "pieces"}
+    given = config.model_copy(update={"model": config.model.model_copy(update=chosen)})
+    forgotten = "model.initialize_from=null model.initialize_layers=all model.new_tokens=refuse 'output="
+    assert f"step-00000007' {forgotten}" in branch_command(given, before=9)
     assert branch_command(config, before=2).endswith(f"'output={output}-from-0' optimizer.learning_rate=0.0015")
     phases = {"phases": ({"max_steps": 5}, {"learning_rate": 1e-3}), "schedule": {"span": "phase"}}
     phased = make_config(tmp_path, output, **phases)
@@ -187,7 +193,9 @@ def test_rows_are_noted_by_shard_and_row_group(tmp_path: Path) -> None:
 
 
 def run_poisoned(rank: int, config: TrainerConfig, stop_at: int | None, how: str, steps: list[int]) -> RunReport:
-    """As run_rank, but in `steps` lane 1 has a gradient of NaN, or a loss of inf with a finite gradient."""
+    """As run_rank, but in `steps` lane 1 has a gradient of NaN, a loss of inf with a finite gradient, or a gradient
+    that only fp16 cannot hold."""
+    factors = {"gradient": NAN, "overflow": 1e6}
     seed, backward, forward = loop.dropout_seed, Engine.backward, Engine.__call__
     bad = False
 
@@ -197,7 +205,7 @@ def run_poisoned(rank: int, config: TrainerConfig, stop_at: int | None, how: str
         return seed(base, step=step, lane=lane)
 
     def poisoned(engine: Engine, loss: torch.Tensor, *, last: bool) -> None:
-        backward(engine, loss * NAN if bad and how == "gradient" else loss, last=last)
+        backward(engine, loss * factors[how] if bad and how in factors else loss, last=last)
 
     def lost(engine: Engine, *inputs: Any) -> Any:
         output = forward(engine, *inputs)
@@ -207,6 +215,7 @@ def run_poisoned(rank: int, config: TrainerConfig, stop_at: int | None, how: str
         patch.setattr(loop, "dropout_seed", noted)
         patch.setattr(Engine, "backward", poisoned)
         patch.setattr(Engine, "__call__", lost)
+        patch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slow on CPUs, but right
         return run_rank(rank, config, stop_at)
 
 
@@ -304,6 +313,34 @@ def test_a_run_killed_right_after_going_back_goes_on_as_one_that_was_not(
     assert report.executed == [8, 9]
     assert report.outcome.first_step == 4
     assert losses(output) == losses(tmp_path / "whole")
+
+
+def test_fp16_recovers_from_overflows_without_going_back(pair: WorkerGroup, data: Path, tmp_path: Path) -> None:
+    """Each halves the loss scale and is skipped, also more in a row than max_bad_steps. The run learns as one in
+    fp32 that skips the same steps, and a run that stopped amid them goes on with the same bits."""
+    planted = [4, 5, 6, 7, 20]
+
+    def configure_long(name: str, **changes: Any) -> TrainerConfig:
+        longer = {"max_steps": 40, "precision": "fp16", **changes}
+        return configure(data, tmp_path / name).model_copy(update=longer)
+
+    report = run(pair, configure_long("run"), how="overflow", steps=planted)
+    assert report.executed == list(range(1, 41))
+    records = read_json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [record["step"] for record in records if record["skipped"]] == planted
+    assert not (tmp_path / "run" / BAD_STEPS_NAME).exists()
+    state = read_state(find_checkpoints(tmp_path / "run").folders[-1])
+    assert (state.step, state.steps_taken, state.guard["skips"]) == (40, 35, [])
+    assert state.loss_scale == {"value": INITIAL_LOSS_SCALE / 2**5, "finite_steps": 20}
+
+    run(pair, configure_long("stopped"), how="overflow", steps=planted, stop_at=6)
+    run(pair, configure_long("stopped"), how="overflow", steps=planted)
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "run")
+    patient = GuardConfig(max_bad_steps=9)
+    run(pair, configure_long("fp32", precision="fp32", guard=patient), steps=planted)
+    wanted = [record["loss"] for record in read_json_lines(tmp_path / "fp32" / "metrics.jsonl")]
+    assert [record["loss"] for record in records] == pytest.approx(wanted, rel=0.02)
+    assert wanted[-1] < 0.9 * wanted[0]
 
 
 def test_faults_that_do_not_end_stop_the_run_with_a_clear_message(

@@ -99,13 +99,15 @@ def test_the_remedies_are_those_that_are_left(data: Path, tmp_path: Path) -> Non
     text = describe(batch={"pairs": 8, "lanes": 2, "tokens_per_slot": 128}, zero_stage=1)
     assert text.startswith(
         "worker 1: out of memory on cpu (tried to allocate 2.50 GiB); a micro-batch has 128 tokens: double batch.lanes "
-        "to 4 and lower batch.tokens_per_slot to 64, or raise zero_stage=1, or set precision=bf16. "
+        "to 4 and lower batch.tokens_per_slot to 64, or raise zero_stage=1, or set precision=bf16, or set "
+        "recompute=layers. "
     )
     assert text.endswith("A run that has begun keeps its micro-batches: changing them needs another output")
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     assert describe().endswith(f"another output, with resume_from={tmp_path} from its newest checkpoint")
     assert "zero_stage" not in describe(workers=1)
     assert "precision" not in describe(precision="bf16")
+    assert "recompute" not in describe(recompute="layers")
     assert "make micro-batches smaller (batch.lanes, batch.tokens_per_slot)" in describe(tmp_path / "gone")
 
 
@@ -133,7 +135,7 @@ def test_a_remedy_is_one_that_the_program_takes(
     assert {key: found.get(key) if value else None for key, value in remedy.items()} == remedy
     assert found.keys() == remedy.keys()
     if not remedy:
-        assert "no smaller micro-batches are possible" in text
+        assert "no smaller micro-batches are possible: set recompute=layers, use GPUs with more memory, or" in text
         return
     changed = {key.removeprefix("batch."): value for key, value in found.items()}
     after = check(make_config(data, tmp_path / "other", batch={**batch, **changed}, workers=1)).config
