@@ -14,6 +14,11 @@ import pipeline as pipeline  # first, because it reports which package is missin
 CLUSTER = Path(__file__).resolve().parent
 REPOSITORY = CLUSTER.parent
 
+IMAGE_FOLDER = "/opt/cloze"
+"""Folder of the repository in the images (cluster/images)."""
+USER_ID = 1000
+"""User id and group id of the user in the images."""
+
 PREPROCESSING = "preprocessing"
 """The name of a Ray resource that nodes without GPUs have, one unit for each CPU. A job that asks for this resource
 never starts a GPU node."""

@@ -72,12 +72,15 @@ def find_faults(sets: Sequence[ValuesSet], *, ready: bool = False) -> Iterator[s
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix in SCANNED)
+    return (path for path in folder.rglob("*") if path.suffix in SCANNED and path.is_file())
 
 
 def find_leaks(paths: Iterable[Path]) -> Iterator[str]:
     """Yield a message for each secret in the files `paths`, and for each file that cannot be read."""
     for path in sorted(paths):
+        if path.exists() and not path.is_file():
+            yield f"{shorten(path)}: is no file; remove it"
+            continue
         try:
             yield from (f"{shorten(path)}: {fault}" for fault in find_secrets(path.read_text(encoding="utf-8")))
         except FileNotFoundError:  # list_outdated has said so

@@ -123,11 +123,12 @@ def wait(event: threading.Event, seconds: float) -> bool:
 def stop(dashboard: str, id: str) -> None:
     """Ask Ray to stop the job `id`. If Ray does not answer, say so; then the job fails, and KubeRay starts it again."""
     send_token()
+    from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
     try:
         JobSubmissionClient(dashboard).stop_job(id)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:  # RayError: another token
         print(f"warning: {dashboard} does not stop {id}: {error}", file=sys.stderr, flush=True)
 
 

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -244,22 +243,17 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove the cluster's files. Return the number of processes ended.
 
-    Jobs that still run end first, each with a checkpoint. The head is told to end last, so that no node loses its head.
-    Processes that still run after END_TIMEOUT_S seconds are killed.
+    Jobs that still run end first, each with a checkpoint. Then nothing is left to save, so the processes are killed: at
+    SIGTERM, a node would drain for up to 30 s, and for as long as that if its head has ended before it.
     """
-    roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
-    alive = [root for root in roots if root is not None]
-    if alive:
+    roots = [process for started in cluster.processes.values() if (process := started.find()) is not None]
+    if roots:
         end_jobs(cluster.port, seconds=END_JOBS_S)
-    tree = [process for root in alive for process in with_children(root)]
-    for root in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root.send_signal(signal.SIGTERM)
-    _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
-    for process in left:
+    tree = [process for root in roots for process in with_children(root)]
+    for process in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=END_TIMEOUT_S)
+    psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)

@@ -3,9 +3,8 @@
 Ray 2.60 does not do this by itself: after a failed launch its autoscaler asks for the same type of node again. It puts
 a type behind others only after an allocation timeout, not when EC2 refuses
 (autoscaler/v2/instance_manager/subscribers/cloud_resource_monitor.py; ALLOCATION_FAILED in reconciler.py beside it).
-So the fall-back is here, in
-the request itself, and the number of nodes stays bounded. Ray loads this class by its name in spot.yaml;
-`ray up` needs the repository on PYTHONPATH for that, and the head's start command sets it.
+So the fall-back is here, in the request itself, and the number of nodes stays bounded. Ray loads this class by its
+name in spot.yaml; `ray up` needs the repository on PYTHONPATH for that, and the head's start command sets it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NO_SPOT = frozenset(
     }
 )
 """Codes with which EC2 says that it has no spot machines for this account now (Amazon EC2 API Reference, "Error codes
-for the Amazon EC2 API"; AWS's own scheduler fails over on the same ones: aws-parallelcluster-node, pull request 673,
+for the Amazon EC2 API"; AWS's own scheduler fails over on these too: aws-parallelcluster-node, pull request 673,
 src/slurm_plugin/slurm_resources.py, EC2_ICE_ERROR_CODES)."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from cluster import PREPROCESSING, REPOSITORY
 from cluster.local import CPUS_PER_WORKER, LocalCluster, read
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "python -m cluster.submit"
 SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
+"""Maps each kind of job to the script that it runs, as a path in the repository."""
 CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 PACKAGES = ("pipeline", "trainer", "cluster")
 CONFIG_NAME = "job.yaml"
@@ -67,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-wait", action="store_true", help="return without waiting for the job")
     parsed = parser.parse_args(arguments)
     try:
+        if parsed.action in ("status", "logs", "stop") and len(parsed.words) != 1:
+            raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
+        for id in [*(parsed.words if parsed.action in ("status", "logs", "stop") else ()), parsed.id or "new"]:
+            check_id(id)
         local = use_local_cluster()
         if parsed.action in SCRIPTS:
             return submit(parsed.action, parsed.words, id=parsed.id, wait=not parsed.no_wait, local=local)
@@ -75,8 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for job in sorted(client.list_jobs(), key=lambda job: job.start_time or 0):
                 print(f"{job.submission_id}  {job.status}  {job.entrypoint}")
             return 0
-        if len(parsed.words) != 1:
-            raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
         return act_on_job(client, parsed.action, parsed.words[0])
     except RuntimeError as error:  # Ray's client does not know the job, or got an unexpected answer
         return fail(error)
@@ -96,22 +101,49 @@ def use_local_cluster() -> LocalCluster | None:
 def connect() -> JobSubmissionClient:
     """Return a client for jobs on the cluster that RAY_ADDRESS names. Raises ConfigError if it names no cluster, or if
     the cluster does not answer."""
-    address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
-    if not address or not address.startswith(("http://", "https://")):
+    address = (os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "").strip()
+    shown = re.sub(r"//[^/]*@", "//...@", address)
+    if not _is_address(address):
         raise ConfigError(
-            f"RAY_ADDRESS={address or ''}: give the address of the cluster's dashboard, such as http://127.0.0.1:8265 "
+            f"RAY_ADDRESS={shown}: give the address of the cluster's dashboard, such as http://127.0.0.1:8265 "
             f"(see cluster/README.md), or start a cluster on this machine with `make local-cluster`"
         )
     send_token()
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     try:
         return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError) as error:
+    except AuthenticationError as error:
         raise ConfigError(
-            f"RAY_ADDRESS={address}: {' '.join(str(error).split())}; check that the tunnel is open, and that "
+            f"RAY_ADDRESS={shown}: the cluster refuses the token, or got none; put the cluster's token into "
+            f"RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        ) from error
+    except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:  # of requests, or of a foreign answer
+        said = " ".join(str(error).replace(address, shown).split()).rstrip(".")
+        raise ConfigError(
+            f"RAY_ADDRESS={shown}: no answer of a Ray dashboard: {said}; check that the tunnel is open, and that "
             f"RAY_AUTH_TOKEN or ~/.ray/auth_token is the cluster's token"
         ) from error
+
+
+def _is_address(address: str) -> bool:
+    """Whether `address` is a URL with http or https, a host, and a valid port if it has one."""
+    try:
+        parts = urlsplit(address)
+        return bool(address.startswith(("http://", "https://")) and parts.hostname and parts.port != 0) and not (
+            re.search(r"[\s\x00-\x1f]", address)
+        )
+    except ValueError:
+        return False
+
+
+def check_id(id: str) -> None:
+    """Raise ConfigError if `id` cannot be a job's ID, which becomes a part of a URL."""
+    if not re.fullmatch(r"(?!\.+$)[\w.-]{1,200}", id, re.ASCII):
+        raise ConfigError(
+            f"JOB={id[:200]!r}: not the ID of a job; give letters, digits, '-', '_' and '.'; `{PROGRAM} list` shows all"
+        )
 
 
 def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:

@@ -57,7 +57,9 @@ def parse_yaml(text: str, *, origin: str) -> Any:
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
-    except (ValueError, RecursionError) as error:  # an invalid date, a number too long, nesting too deep
+    except RecursionError as error:
+        raise ConfigError(f"{origin}: not valid YAML: lists or mappings are nested too deeply; nest less") from error
+    except ValueError as error:  # an invalid date, a number too long
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
     except (LookupError, AttributeError, TypeError, ArithmeticError) as error:  # a value that is not of its tag's kind
         raise ConfigError(
@@ -239,7 +241,7 @@ def nested_settings(annotation: Any) -> type[Settings] | None:
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, separator, raw = override.partition("=")
-    if not separator or not key:
+    if not separator or "" in key.split("."):
         raise ConfigError(f"override '{override}': write key.sub=value")
     value = _parse_value(raw, origin=f"override '{override}'")
     node: Any = tree

@@ -8,7 +8,8 @@ ARG APT_MIRROR=
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
-# Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP.
+# Ray's launcher copies files into containers with rsync. KubeRay's probes call wget where they do not ask by HTTP (Ray
+# before 2.53; KubeRay 1.7.0, common/pod.go).
 RUN if [ -n "$APT_MIRROR" ]; then sed -i "s|^URIs: .*|URIs: $APT_MIRROR|" /etc/apt/sources.list.d/ubuntu.sources; fi \
     && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from cluster.costs import describe_costs
 from cluster.render import KINDS, SETS, ValuesSet, choose_sets, list_unfilled, read_set, render_set, shorten
 from pipeline.console import command, exit_with
 from pipeline.settings import ConfigError, describe
+from pipeline.storage import replace_file
 
 USAGE = """usage: python -m cluster.render [KIND | SET | FILE.yaml ...]
 
@@ -58,10 +60,10 @@ def write(chosen: ValuesSet) -> None:
 
 def _write_file(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        if path.suffix == ".sbatch":
-            path.chmod(0o755)
+        with replace_file(path, durable=False) as stream:  # a link is replaced, and what it names stays as it is
+            stream.write(text.encode())
+            if path.suffix == ".sbatch":
+                os.fchmod(stream.fileno(), 0o755)
     except OSError as error:
         raise ConfigError(f"{shorten(path)}: cannot be written: {error.strerror}; check its folder") from error
 

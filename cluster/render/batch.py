@@ -11,6 +11,9 @@ from cluster.render.batch_values import SkyValues, SlurmValues
 
 Tree = dict[str, Any]
 
+OLDEST_DRIVER = 580
+"""Oldest driver of NVIDIA for CUDA 13 (CUDA Toolkit 13.0 Release Notes, "CUDA Driver"). SkyPilot chooses the image, and
+that for EFA on AWS has 570 (skypilot-org/skypilot#8746, #9406); torch would then see no GPU."""
 NOTICE_S = 300
 """Seconds before the job's time limit at which Slurm sends the signal to stop."""
 
@@ -155,8 +158,13 @@ def render_skypilot(values: SkyValues) -> Tree:
         },
         "envs": {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "NCCL_DEBUG": "WARN"},
         "secrets": {"RAY_AUTH_TOKEN": None},
-        "setup": """\
+        "setup": f"""\
 set -euo pipefail
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+if [ "${{driver%%.*}}" -lt {OLDEST_DRIVER} ]; then
+    echo "error: NVIDIA's driver is $driver, but CUDA 13 needs {OLDEST_DRIVER}; change fast_network or infra" >&2
+    exit 1
+fi
 python3 -m pip install --quiet --user uv
 python3 -m uv venv --quiet --python 3.12 ~/cloze
 python3 -m uv pip install --quiet --python ~/cloze/bin/python -c constraints.txt -e '.[pipeline,trainer]'

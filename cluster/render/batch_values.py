@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from cluster.render import texts
-from cluster.render.commands import check_command
+from cluster.render.commands import check_command, names_path
 from cluster.render.texts import AWS_REGION, GCP_REGION, is_unfilled
 from cluster.render.values import ClusterValues, Commands, Group, Price
 from pipeline.storage import is_url
@@ -21,6 +21,8 @@ SKY_CLOUDS = (
 )
 """Names of clouds in SkyPilot (sky/skylet/constants.py, ALL_CLOUDS) that have four letters or more. A name like one of
 these, but not the same, is a misspelling; other names pass, because SkyPilot learns new clouds."""
+SHORT_CLOUDS = ("do", "ibm", "k8s", "oci", "scp", "ssh")
+"""The other names of clouds in SkyPilot, which are too short to show a misspelling."""
 
 
 class SlurmValues(ClusterValues):
@@ -83,7 +85,7 @@ class SkyValues(ClusterValues):
     def _find_faults(self) -> Iterator[str]:
         cloud = self.infra.partition("/")[0].lower()
         near = difflib.get_close_matches(cloud, SKY_CLOUDS, n=1)
-        if near and near[0] != cloud and not is_unfilled(cloud):
+        if near and cloud not in (near[0], *SHORT_CLOUDS) and not is_unfilled(cloud):
             yield f"infra={self.infra}: SkyPilot knows no cloud {cloud}; did you mean {near[0]}?"
         region = self.infra.partition("/")[2].partition("/")[0]
         known = {"aws": AWS_REGION, "gcp": GCP_REGION}.get(cloud)
@@ -91,15 +93,16 @@ class SkyValues(ClusterValues):
             example = "us-east-1" if cloud == "aws" else "us-east1"
             yield f"infra={self.infra}: {cloud} has no region {region}; give one such as {cloud}/{example}"
         zone = self.infra.partition("/")[2].partition("/")[2]
-        if known is not None and zone not in ("", "*") and region != "*" and not zone.startswith(region):
+        inside = rf"{re.escape(region)}(-[a-z0-9-]*[a-z0-9]|[a-z])" if region != "*" else ".*"
+        if known is not None and zone not in ("", "*") and not re.fullmatch(inside, zone):
             yield f"infra={self.infra}: the zone {zone} is not in the region {region}; make them match"
         count = self.accelerators.partition(":")[2]
         if count.isdecimal() and int(count) != self.gpu.gpus:
             yield f"accelerators={self.accelerators}, but gpu.gpus={self.gpu.gpus}; make them equal"
-        config = re.search(r"--config[ =]+(/\S+)", self.command)
+        config = re.search(r"--config[ =]+['\"]?((?:/|~|(?:\S*/)?\.\.(?:/|$))\S*)", self.command)
         if config and not is_unfilled(config[1]):
             yield f"command: --config {config[1]}: nodes get this checkout alone; give a path relative to it"
         for word in self.command.split():
             name, _, value = word.strip("'\"").partition("=")
-            if name in ("data", "output") and not is_url(value.strip("'\"")) and "$" not in value:
+            if names_path(name, work="train") and not is_url(value.strip("'\"")) and "$" not in value:
                 yield f"command: {name}={value}: nodes share no disk; give an address of an object store (s3://...)"

@@ -8,19 +8,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cluster import PREPROCESSING
-from cluster.submit import PATHS, is_absolute
-from pipeline.config import FLAGS, KEYS, PipelineConfig
+from cluster import IMAGE_FOLDER, PREPROCESSING
+from cluster.submit import CONFIGS, PATHS, SCRIPTS, is_absolute
+from pipeline.config import FLAGS, KEYS
 from pipeline.settings import ConfigError, Settings, load_tree, refuse_flags, split_arguments, validate
 from pipeline.storage import check_url, is_url
-from trainer.config import TrainerConfig
 
 if TYPE_CHECKING:
     from cluster.render.values import Group
 
-SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
-"""Maps each kind of job to the script that it runs, as a path in the repository."""
-CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 KNOWN_FLAGS = {"train": ("--fresh",), "preprocess": tuple(flag for flag in FLAGS if flag == "--traceback")}
 """Maps each kind of job to the flags that make sense in it. A dry run does not: it does no work on the cluster."""
 ONLY = {"train": {"launcher": "ray", "device": "cuda"}, "preprocess": {"engine": "ray"}}
@@ -30,13 +26,13 @@ QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.", re.DOTALL)
 """Matches a quoted part of a command."""
 SHELL = re.compile(r"[;&|<>()\n\r]|(^|\s)#")
 """Matches what a shell would act on outside of quotes."""
-SUBSTITUTION = re.compile(r"`|\$(?![A-Za-z_{])")
-"""Matches a substitution, which a shell makes outside of single quotes. Names of environment variables ($NAME) may
-stay."""
+SUBSTITUTION = re.compile(r"`|\$(?![A-Za-z_]|\{[A-Za-z_]\w*(:?-[^{}$`]*)?\})")
+"""Matches a substitution, which a shell makes outside of single quotes. Names of environment variables ($NAME, ${NAME}
+or ${NAME:-DEFAULT}) may stay."""
 OWN_FOLDERS = re.compile(r"/+(tmp|var/tmp|dev|proc|sys|run)(/|$)")
 """Matches paths in folders that each node has for itself."""
-CODE = "/opt/cloze/"
-"""Folder of the repository in the images."""
+BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
+"""Matches what bash expands to several words outside of quotes."""
 _ORIGIN = "values"
 
 
@@ -58,7 +54,8 @@ def check_command(
 
 def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool, shared: str | None) -> Iterator[str]:
     outside = QUOTED.sub(lambda part: part[0].replace("\\$", "") if part[0][0] == '"' else "_", command)
-    found = SUBSTITUTION.search(outside) or SHELL.search(QUOTED.sub("_", command)) or re.search(r"[\n\r]", command)
+    found = SUBSTITUTION.search(outside) or SHELL.search(QUOTED.sub("_", command))
+    found = found or BRACES.search(QUOTED.sub("_", command)) or re.search(r"[\n\r]", command)
     if found:
         mark = found[0].strip() or "line break"
         yield f"{key}={command!r}: a shell would act on `{mark}`; give one command without it"
@@ -77,6 +74,8 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
     except ConfigError as error:
         yield str(error)
         return
+    if "--help" in arguments.flags:
+        yield f"{key}={command}: remove --help; with it the job does no work"
     if sum(word.partition("=")[0] == "--config" for word in words) > 1:
         yield f"{key}={command}: --config is given more than once; give it once"
     file = arguments.file
@@ -84,14 +83,15 @@ def _find_faults(command: str, *, key: str, work: str, group: Group, whole: bool
         yield f"{key}={command}: add --config FILE; without it the job uses the sample"
     elif file.startswith("-") or "=" in file:
         yield f"{key}: --config {file}: give the file of the config after --config"
-    elif file.startswith("/" if shared is None else ("/", "~")) and not file.startswith(CODE):
+    elif file.startswith("/" if shared is None else ("/", "~")) and not file.startswith(f"{IMAGE_FOLDER}/"):
         for fault in find_path_faults(file, shared=shared):  # configs are read from folders alone
             yield f"{key}: --config{fault.replace(', or an address of an object store', '')}"
     if arguments.rest and work == "train":
         yield f"{key}={command}: remove -- and what follows; the trainer takes nothing there"
     yield from _find_setting_faults(arguments.overrides, key=key, work=work, shared=shared)
     settings = dict(word.split("=", 1) for word in arguments.overrides)
-    if settings.get("output") and settings["output"] in (settings.get("data"), settings.get("sources.0.path")):
+    read = [_normalize(value) for name, value in settings.items() if names_path(name, work=work) and name != "output"]
+    if settings.get("output") and _normalize(settings["output"]) in read:
         yield f"{key}: output={settings['output']} is what the job reads; give another folder"
     yield from _find_room_faults(settings, key=key, work=work, group=group, whole=whole)
     for name, value in ONLY[work].items():
@@ -130,11 +130,16 @@ def _find_setting_faults(overrides: Sequence[str], *, key: str, work: str, share
         fault = _find_fault(CONFIGS[work], word)
         if fault:
             yield f"{key}: {fault}"
-        elif _names_path(name, work=work) and value not in ("", "null") and not re.search(r"^\[|\$", value):
+        elif names_path(name, work=work) and value not in ("", "null") and not re.search(r"^\[|\$", value):
             yield from (f"{key}: {name}{fault}" for fault in find_path_faults(value, shared=shared))
 
 
-def _names_path(name: str, *, work: str) -> bool:
+def _normalize(path: str) -> str:
+    """Return `path` without what means nothing in a path: a slash at the end, // and .. after a folder."""
+    return path.rstrip("/") if is_url(path) else os.path.normpath(path.removeprefix("file://"))
+
+
+def names_path(name: str, *, work: str) -> bool:
     """Whether the setting `name` names a file or folder that several nodes read or write. A working folder does not:
     each node has its own."""
     pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
@@ -154,7 +159,7 @@ def find_path_faults(path: str, *, shared: str | None = None) -> Iterator[str]:
     local = path.removeprefix("file://")
     if not is_absolute(local):
         yield f"={path}: give an absolute path that all nodes see, or an address of an object store"
-    elif OWN_FOLDERS.match(local):
+    elif OWN_FOLDERS.match(os.path.normpath(local)):
         yield f"={path}: each node has a folder of its own there; give a path that all nodes see"
     elif shared is not None and not os.path.normpath(local).startswith(f"{shared}/"):
         yield f"={path}: the nodes share {shared} alone; give a path in it, or an address of an object store"
@@ -171,10 +176,13 @@ def _find_fault(cls: type[Settings], word: str) -> str | None:
     try:
         validate(cls, load_tree(None, overrides=[word]), origin=_ORIGIN, overrides=[word])
     except ConfigError as error:
-        unknown = re.search(r"unknown key '.*", str(error))
-        wrong = re.search(rf"(?<![\w.]){re.escape(name)}=.*", str(error)) if "$" not in value else None
-        found = unknown or wrong
+        if str(error).startswith("override"):
+            return str(error)
+        # a key below a plain value, such as batch.tokens.x=5, is told as batch.tokens={'x': 5}
+        above = "|".join(rf"{re.escape('.'.join(parts[:n]))}=\{{" for n in range(1, len(parts)))
+        own = f"{re.escape(name)}=" if "$" not in value else "(?!)"
+        found = re.search(rf"unknown key '.*|(?<![\w.])({own}|{above or '(?!)'}).*", str(error))
         if found is None:
-            return str(error) if str(error).startswith("override") else None
+            return None
         return re.split(rf"; (?:'[\w.]+' is required|{_ORIGIN}: |command line: )", found[0])[0]
     return None

@@ -11,18 +11,14 @@ import json
 from importlib import metadata
 from typing import Any, Literal
 
-from cluster import PREPROCESSING
-from cluster.render.launcher import EFA, STOP_S, growth_resources, ray_memory
+from cluster import IMAGE_FOLDER, PREPROCESSING, USER_ID
+from cluster.render.launcher import NCCL, STOP_S, growth_resources, ray_memory
 from cluster.render.values import SHARED, Group, KubernetesValues
 from pipeline.settings import to_tree
 
 Tree = dict[str, Any]
 Queue = Literal["none", "kueue", "volcano"]
 
-USER = 1000
-"""User id and group id of the user in the images."""
-CODE = "/opt/cloze"
-"""Folder of the repository in the images."""
 RESERVE_S = 30
 """Seconds between the end of a preStop hook and the kill of its pod, in which Ray shuts down."""
 NO_SECOND_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
@@ -82,16 +78,17 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
 
 
 def queue_metadata(values: KubernetesValues, queue: Queue, *, elastic: bool) -> Tree:
-    """Return the labels and annotations of a RayJob by which `queue` finds it.
+    """Return the labels and annotations of a RayJob by which `queue` finds it. The operator has Volcano schedule every
+    cluster if it runs with --batch-scheduler=volcano (1.6 and 1.7, batchscheduler/volcano/volcano_scheduler.go).
 
-    If `elastic`, Kueue admits changes of the cluster's size. It refuses Ray's autoscaler in any other job (Kueue 0.18,
-    site/content/en/docs/tasks/run/rayjobs.md).
+    If `elastic`, Kueue admits changes of the cluster's size. It refuses Ray's autoscaler in any other job (Kueue 0.19,
+    pkg/controller/jobs/raycluster/common.go).
     """
     if queue == "kueue":
         labels = {"kueue.x-k8s.io/queue-name": values.kueue_queue}
         return {"labels": labels} | ({"annotations": {"kueue.x-k8s.io/elastic-job": "true"}} if elastic else {})
     if queue == "volcano":
-        labels = {"ray.io/scheduler-name": "volcano", "volcano.sh/queue-name": values.volcano_queue}
+        labels = {"volcano.sh/queue-name": values.volcano_queue}
         if values.priority_class is not None:
             labels["ray.io/priority-class-name"] = values.priority_class
         return {"labels": labels}
@@ -181,8 +178,7 @@ def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
         devices["vpc.amazonaws.com/efa"] = values.efa_interfaces
     for part in ("requests", "limits"):
         container["resources"][part] |= devices
-    variables = EFA if values.efa_interfaces else {"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}
-    container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+    container["env"] += [{"name": name, "value": value} for name, value in NCCL.items()]
     resources = {"CPU": str(group.cpus), "GPU": str(group.gpus), "memory": str(ray_memory(group))}
     template = pod(values, container, shm_gib=values.shm_gib, on_gpus=True)
     return worker_group(values, "gpu", resources=resources, template=template, fixed=fixed)
@@ -214,7 +210,7 @@ def worker_group(
 def run_before_end(values: KubernetesValues, module: str) -> Tree:
     """Return the lifecycle of a container that runs one of our modules before it ends. The kubelet runs hooks in the
     folder / (Kubernetes API, ExecAction), so the hook goes to the repository first."""
-    script = f"cd {CODE} && exec python -m {module} --seconds={values.grace_s - RESERVE_S}"
+    script = f"cd {IMAGE_FOLDER} && exec python -m {module} --seconds={values.grace_s - RESERVE_S}"
     return {"preStop": {"exec": {"command": ["sh", "-c", script]}}}
 
 
@@ -251,7 +247,7 @@ def pod(values: KubernetesValues, container: Tree, *, shm_gib: int, on_gpus: boo
     and has a /dev/shm of `shm_gib` GiB."""
     template = plain_pod(values, container, on_gpus=on_gpus)
     # OnRootMismatch: otherwise the kubelet changes the group of every file of the shared storage at each start.
-    template["spec"]["securityContext"] |= {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"}
+    template["spec"]["securityContext"] |= {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     template["spec"] |= {
         "terminationGracePeriodSeconds": values.grace_s,
         "volumes": [
@@ -269,7 +265,7 @@ def plain_pod(values: KubernetesValues, container: Tree, *, on_gpus: bool) -> Tr
     """Return a pod template that runs `container`, on nodes with GPUs if `on_gpus`, without volumes."""
     spec: Tree = {
         "containers": [container],
-        "securityContext": {"runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {"runAsUser": USER_ID, "runAsGroup": USER_ID, "seccompProfile": {"type": "RuntimeDefault"}},
     }
     selector = values.gpu_node_selector if on_gpus else values.cpu_node_selector
     tolerations = values.gpu_tolerations if on_gpus else values.cpu_tolerations

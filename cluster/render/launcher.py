@@ -11,26 +11,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cluster import PREPROCESSING
+from cluster import IMAGE_FOLDER, PREPROCESSING, USER_ID
 from cluster.render.launcher_values import AwsValues, CloudValues, Fsx, GcpValues, HostsValues
+from cluster.render.machines import NO_EFA_ON_FIRST_CARD
 from cluster.render.values import HOME, SHARED, ClusterValues, Group
 
 Tree = dict[str, Any]
 
 CONTAINER = "cloze"
-REPOSITORY = "/opt/cloze"
-"""Folder of the repository in the images."""
 RAY_MEMORY = 0.7
 """Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
 """Seconds after `ray job stop` until Ray kills a job, which is enough for a checkpoint."""
-USER_ID = 1000
-"""Id of the user in the images. The user of the host must have it too, or the container cannot read the files that Ray
-copies to the host (ray 2.60, autoscaler/_private/command_runner.py, DockerCommandRunner.run_init)."""
 CHECK_USER = (
     f'test "$(id -u)" = {USER_ID} || {{ echo "error: user $(id -un) has the id $(id -u), the user in the image has '
     f'{USER_ID}: take an image or a user with this id" >&2; exit 1; }}'
 )
+"""Command that checks the id of the host's user. With another, the container cannot read the files that Ray copies to
+the host (ray 2.60, autoscaler/_private/command_runner.py, DockerCommandRunner.run_init)."""
 INFINIBAND = "$([ -d /dev/infiniband ] && echo --device=/dev/infiniband)"
 """Option of `docker run` that passes InfiniBand devices in, on hosts that have some. Ray puts the options unquoted into
 a command of the host's shell, which evaluates the substitution (ray 2.60, autoscaler/_private/docker.py,
@@ -39,13 +37,10 @@ UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
 LOCKED_MEMORY = ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
-EFA = {
-    "FI_PROVIDER": "efa",
-    "FI_EFA_USE_DEVICE_RDMA": "1",
-    "NCCL_SOCKET_IFNAME": "^lo,docker0",
-    "NCCL_DEBUG": "WARN",
-}
-"""Environment variables for NCCL over EFA (AWS's fast network). The training image has NCCL's plugin for EFA."""
+NCCL = {"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}
+"""Environment variables for NCCL, with EFA (AWS's fast network) too. There, the plugin in the training image takes the
+provider efa by itself (aws-ofi-nccl 1.17.1, src/platform-aws.cpp). FI_EFA_USE_DEVICE_RDMA must not be set: 1 ends the
+process on machines whose EFA has no RDMA, such as g5 (libfabric 2.6, man/fi_efa.7.md)."""
 
 
 def resources_of(group: Group) -> Tree:
@@ -149,11 +144,11 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         mounts=mount_fsx(values.fsx) if values.fsx is not None else [],
         login=login,
         node=partial(ec2_node, values),
-        gpu_options=["--device=/dev/infiniband", *environment_options(EFA)] if values.efa_interfaces else [],
+        gpu_options=["--device=/dev/infiniband"] if values.efa_interfaces else [],
         spot=spot,
     )
     if fallback:  # Ray's autoscaler on the head loads the provider's module
-        tree["head_start_ray_commands"][-1] = f"export PYTHONPATH={REPOSITORY}; {tree['head_start_ray_commands'][-1]}"
+        tree["head_start_ray_commands"][-1] = f"export PYTHONPATH={IMAGE_FOLDER}; {tree['head_start_ray_commands'][-1]}"
     return tree
 
 
@@ -171,7 +166,7 @@ def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
         mounts=mount_filestore(values.filestore) if values.filestore is not None else [],
         login=f"gcloud auth configure-docker --quiet {values.registry}",
         node=partial(gce_node, values),
-        gpu_options=environment_options({"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}),
+        gpu_options=[],
         spot=spot,
     )
 
@@ -190,8 +185,8 @@ def render_cloud(
 
     `provider` is the content of the file's section `provider`. `mounts` are shell commands that mount /shared, and
     `login` is a shell command that logs in to the registry. `node` is a function that returns the provider's
-    description of a node of a group. `gpu_options` are options of `docker run` on GPU nodes. If `spot`, GPU nodes are
-    spot machines.
+    description of a node of a group. `gpu_options` are further options of `docker run` on GPU nodes. If `spot`, GPU
+    nodes are spot machines.
     """
     tree = common(values)
     tree |= {
@@ -220,7 +215,7 @@ def render_cloud(
                 "node_config": node(values.gpu, spot=spot),
                 "docker": {
                     "worker_image": values.images.training,
-                    "worker_run_options": [*LOCKED_MEMORY, *gpu_options],
+                    "worker_run_options": [*LOCKED_MEMORY, *gpu_options, *environment_options(NCCL)],
                 },
             },
         },
@@ -245,18 +240,19 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
     if cards:
-        # Only the first card has an address, so it cannot be EFA-only (AWS, "Maximize network bandwidth on Amazon EC2
-        # instances with multiple network cards").
+        # Only the first card has an address, so it cannot be EFA-only (Amazon EC2 User Guide, "Maximize network
+        # bandwidth on Amazon EC2 instances with multiple network cards").
+        first = ["interface", "efa-only"] if group.machine in NO_EFA_ON_FIRST_CARD else ["efa"]
         node["NetworkInterfaces"] = [
             {
                 "NetworkCardIndex": card,
-                "DeviceIndex": 0 if card == 0 else 1,
-                "InterfaceType": "efa" if card == 0 else "efa-only",
+                "DeviceIndex": 0,
+                "InterfaceType": kind,
                 "SubnetId": subnet,
                 "Groups": [values.security_group],
                 "DeleteOnTermination": True,
             }
-            for card in range(cards)
+            for card, kind in enumerate([*first, *["efa-only"] * (cards - 1)])
         ]
     else:
         node["SubnetIds"] = [subnet]
@@ -287,7 +283,7 @@ def mount_fsx(fsx: Fsx) -> list[str]:
         f"sudo mkdir -p {SHARED}",
         f"mountpoint -q {SHARED} || sudo mount -t lustre -o relatime,flock "
         f"{fsx.dns_name}@tcp:/{fsx.mount_name} {SHARED}",
-        f"sudo chown 1000:1000 {SHARED}",
+        f"sudo chown {USER_ID}:{USER_ID} {SHARED}",
     ]
 
 
@@ -297,7 +293,7 @@ def mount_filestore(export: str) -> list[str]:
         "command -v mount.nfs || (sudo apt-get update -q && sudo apt-get install -qy nfs-common)",
         f"sudo mkdir -p {SHARED}",
         f"mountpoint -q {SHARED} || sudo mount -t nfs {export} {SHARED}",
-        f"sudo chown 1000:1000 {SHARED}",
+        f"sudo chown {USER_ID}:{USER_ID} {SHARED}",
     ]
 
 
@@ -347,6 +343,6 @@ def render_hosts(values: HostsValues) -> Tree:
         "docker": docker(values.image, shared=values.shared_folder),
         "initialization_commands": [CHECK_USER],
     }
-    variables = {"NCCL_SOCKET_IFNAME": values.network_interface, "NCCL_DEBUG": "WARN"}
+    variables = NCCL | {"NCCL_SOCKET_IFNAME": values.network_interface}
     tree["docker"]["worker_run_options"] = [*LOCKED_MEMORY, INFINIBAND, *environment_options(variables)]
     return tree

@@ -19,6 +19,11 @@ BARE_PROJECTS = "(cos|ubuntu-os|debian|rocky-linux|rhel|centos|suse|opensuse|fed
 """Matches the projects of Google's images of plain operating systems ("Operating system details" in the documentation
 of Compute Engine)."""
 
+LEAST_PER_GPU, LEAST_PER_CPU = 0.05, 0.0005
+"""Dollars per hour and GPU, or CPU if a machine has no GPUs. A lower price is a slip, with which max_price_per_hour
+would not hold. The cheapest machines of EC2 cost eight and four times as much on demand (g5g.xlarge $0.42, t4g.nano
+$0.0042: karpenter-provider-aws 1.14.1, pkg/providers/pricing/zz_generated.pricing_aws.go), so spot prices pass."""
+
 
 class CloudValues(ScalingValues):
     """Values of clusters whose machines cost money by the hour."""
@@ -58,6 +63,11 @@ class CloudValues(ScalingValues):
                 yield f"{name}.machine={group.machine!r}: give a machine type, such as {self._machine[1]}"
             if group.price_per_hour is None:
                 yield f"{name}.price_per_hour is missing: give it, so that max_price_per_hour can hold"
+            least = LEAST_PER_GPU * group.gpus or LEAST_PER_CPU * group.cpus
+            for key in ("price_per_hour", "spot_price_per_hour"):
+                price = getattr(group, key)
+                if price is not None and price < least:
+                    yield f"{name}.{key}={price:g}: no such machine costs less than ${least:g}; give dollars per hour"
         spot, full = self.gpu.spot_price_per_hour, self.gpu.price_per_hour
         if spot is not None and full is not None and spot > full:
             yield f"gpu.spot_price_per_hour={spot:g} exceeds gpu.price_per_hour={full:g}; give both in dollars per hour"

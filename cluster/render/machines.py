@@ -1,9 +1,9 @@
 """What machine types of AWS and Google Cloud have, and the faults of values that claim more.
 
-Sources: for AWS, karpenter-provider-aws 1.14.0, website/content/en/preview/reference/instance-types.md, which is made
-from EC2's own list; of its 1,363 types none has more than is said here. For Google Cloud, "GPU machine types" and
-"Networking and GPU machines" in the documentation of Compute Engine. A type that is not here is not compared, so that a
-new type gives no false alarm.
+Sources: for AWS, karpenter-provider-aws after 1.14.1 (commit 1d927085), website/content/en/preview/reference/
+instance-types.md, which is made from EC2's own list; of its 1,363 types none has more than is said here. For Google
+Cloud, "GPU machine types" and "Networking and GPU machines" in the documentation of Compute Engine. A type that is not
+here is not compared, so that a new type gives no false alarm.
 """
 
 from __future__ import annotations
@@ -103,6 +103,10 @@ GPU_MACHINES = {
 }
 """Maps GPU machine types to what they have."""
 
+NO_EFA_ON_FIRST_CARD = ("p6-b300.48xlarge",)
+"""Machine types of AWS whose first network card has no EFA, so that they have one card more than `cards`
+(aws/aws-parallelcluster#7143)."""
+
 GIB_PER_CPU = {"c": 2, "m": 4, "r": 8, "highcpu": 2, "standard": 4, "highmem": 8}
 """Greatest memory per CPU, in GiB, of a machine type without GPUs, by the letter of its family (AWS) or by its middle
 name (Google Cloud)."""
@@ -113,6 +117,10 @@ ARM = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\..*|a1\..*|p\d+e?-gb\d+\..*|(t2a|c4a|n
 WITH_GPUS = re.compile(r"(?!g4ad)(p|g|gr)\d.*\..*|[ag]\d[^.]*-.*")
 """Matches the machine types that have NVIDIA GPUs, of AWS and of Google Cloud, also of generations that are not in the
 table. On AWS, g4ad has GPUs of AMD, and the families trn, inf and dl have other accelerators."""
+
+SIZE = re.compile(r"(?!c4\.|d2\.)[a-z][a-z0-9-]*\.((\d*)xlarge|nano|micro|small|medium|large)")
+"""Matches the machine types of AWS whose CPUs are bounded by their size: 4 for each `xlarge`, at most 2 for smaller
+ones, in all generations without GPUs. c4.8xlarge and d2.8xlarge have 36."""
 
 
 def find_arm(group: Group, *, key: str) -> Iterator[str]:
@@ -141,7 +149,7 @@ def find_excess(group: Group, *, key: str) -> Iterator[str]:
     """Yield a message for each value of `group` that its machine type does not have. `key` is the name of the group
     (such as gpu) in the messages."""
     machine = find_machine(group.machine)
-    if machine is None and group.gpus and not WITH_GPUS.fullmatch(group.machine):
+    if group.gpus and not (machine.gpus if machine else WITH_GPUS.fullmatch(group.machine)):
         yield f"{key}.machine={group.machine} has no NVIDIA GPU; take another"
         return
     if machine is None:
@@ -150,6 +158,10 @@ def find_excess(group: Group, *, key: str) -> Iterator[str]:
         )  # a type of Google Cloud newer than the table
         if named and group.gpus != int(named[1]):
             yield f"{key}.gpus={group.gpus}: a {group.machine} has {named[1]}, and all cost money; give that number"
+        size = SIZE.fullmatch(group.machine)
+        most = 4 * int(size[2] or 1) if size and size[1].endswith("xlarge") else 2
+        if size and not group.gpus and group.cpus > most:
+            yield f"{key}.cpus={group.cpus}: a {group.machine} has at most {most}; lower it"
         return
     for name, most in (("cpus", machine.cpus), ("memory_gib", machine.memory_gib)):
         given = getattr(group, name)

@@ -6,12 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from cluster.render.texts import matches
 from pipeline.settings import Settings
 
-ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-"""The name of a resource of Kubernetes: lowercase letters, digits, hyphens and dots."""
-DeviceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
-"""The name of an extended resource of Kubernetes, DOMAIN/NAME."""
+DOMAIN = r"(?=.{1,253}(/|$))[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""Matches a DNS subdomain (apimachinery, pkg/util/validation, 1.34)."""
+DeviceName = Annotated[
+    str,
+    matches(
+        rf"(?!requests\.)(?!([^/]*\.)?kubernetes\.io/){DOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,52}}[A-Za-z0-9])?",
+        "give DOMAIN/NAME as the device plugin names it",
+        example="rdma/hca",
+    ),
+]
+"""The name of an extended resource of Kubernetes (kubernetes 1.34, pkg/apis/core/v1/helper, IsExtendedResourceName:
+with `requests.` in front it must still be a name, so NAME and DOMAIN are shorter)."""
+LogFolder = Annotated[
+    str, matches(r"/[-A-Za-z0-9_./]+", "give a folder in /shared, of letters, digits and -_./", example="/shared/logs")
+]
+"""A folder that is written without quotes into a command."""
 OWN_DEVICES = {"nvidia.com/gpu": "gpu.gpus", "vpc.amazonaws.com/efa": "efa_interfaces"}
 """Maps each device that has a key of its own to this key."""
 
@@ -40,7 +53,7 @@ class Toleration(Settings):
 class PodValues(Settings):
     """Values of all pods of a cluster on Kubernetes."""
 
-    image_pull_secrets: tuple[ResourceName, ...] = ()
+    image_pull_secrets: tuple[str, ...] = ()
     """Secrets of the namespace with which nodes fetch the images; [] if the registry is open to the nodes."""
     gpu_tolerations: tuple[Toleration, ...] = (Toleration(key="nvidia.com/gpu"),)
     """Taints of nodes on which training pods may run."""
@@ -48,14 +61,15 @@ class PodValues(Settings):
     """Taints of nodes on which all other pods may run."""
     gpu_devices: dict[DeviceName, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
     """Further devices of a training pod and their numbers, as the device plugins name them, such as rdma/hca: 8."""
-    priority_class: ResourceName | None = None
+    priority_class: str | None = None
     """PriorityClass of the pods; with Volcano, also of the job."""
     grace_s: Annotated[int, Field(ge=60, le=3600)] = 120
     """Seconds from the notice that a pod will end until it is killed. A job has 30 s less for its checkpoint."""
     deadline_hours: Annotated[int, Field(ge=1, le=8760)] = 168
-    """Longest duration of a RayJob, with Volcano including its time in the queue. Then it ends with a checkpoint, and
-    does not start again."""
-    log_folder: Annotated[str, Field(pattern=r"^/[-A-Za-z0-9_./]+$")] | None = "/shared/logs"
+    """Longest duration of a RayJob from its start or, if it failed, from its last restart (KubeRay 1.7,
+    rayjob_controller.go, initRayJobStatusIfNeed); with Volcano, time in the queue counts. Then it ends with a
+    checkpoint, and does not start again."""
+    log_folder: LogFolder | None = "/shared/logs"
     """Folder in /shared in which each RayJob keeps its output, which outlives the pods; null keeps none."""
     monitor_labels: dict[str, str] = Field(default_factory=dict)
     """Labels of pod-monitor.yaml by which your Prometheus Operator selects it, often release: NAME."""

@@ -17,6 +17,8 @@ FILL_IN = "fill-in"
 _UNFILLED = re.compile(r"fill[-_ ]in", re.IGNORECASE)
 _DIRECTION = "(north|south|east|west|central|northeast|northwest|southeast|southwest)"
 AWS_REGION = rf"[a-z]{{2,4}}(-[a-z]{{2,4}})?-{_DIRECTION}-\d"
+AWS_DOMAIN = r"(amazonaws\.com(\.cn)?|amazonaws\.eu|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov)"
+"""Matches the domain of each partition of AWS (botocore 1.42, data/partitions.json, dnsSuffix)."""
 GCP_REGION = rf"(africa|asia|australia|europe|me|northamerica|southamerica|us)-{_DIRECTION}\d{{1,2}}"
 PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 PLAIN = r"[^\s\"'`$\\;&|<>()*?\[\]{}~#!]"
@@ -80,8 +82,9 @@ Word = Annotated[str, matches(rf"(?!-){PLAIN}+", "give one word without spaces, 
 Folder = Annotated[
     str,
     matches(
-        rf"(?!.*/\.\.(/|$))(?!/+(tmp|var/tmp|dev|proc|sys|run)(/|$))(?=/+[^/])/({PLAIN}|[ ])*{PLAIN}",
-        "give an absolute path without .. and without characters of a shell, outside of /tmp and of system folders",
+        rf"(?!.*/\.\.?(/|$))(?!/+(tmp|var/tmp|dev|proc|sys|run|etc|boot|s?bin|lib\d*)(/|$))(?=/+[^/])(?!.*:)"
+        rf"/({PLAIN}|[ ])*{PLAIN}",
+        "give an absolute path without .. and without characters of a shell or :, outside of /tmp and system folders",
         example="/shared/cloze",
     ),
 ]
@@ -89,7 +92,12 @@ Folder = Annotated[
 
 AwsRegion = Annotated[str, matches(AWS_REGION, "give an AWS region", example="us-east-1")]
 AwsZone = Annotated[
-    str, matches(rf"{AWS_REGION}(-[a-z]{{3}}-\d)?[a-z]", "give an availability zone", example="us-east-1a")
+    str,
+    matches(
+        rf"{AWS_REGION}((-[a-z]{{3}}-\d)?[a-z]|-wl\d-[a-z]{{3}}-wlz-\d)",
+        "give an availability zone",
+        example="us-east-1a",
+    ),
 ]
 Subnet = Annotated[
     str, matches(r"subnet-([0-9a-f]{17}|[0-9a-f]{8})", "give the ID of a subnet", example="subnet-0123456789abcdef0")
@@ -116,7 +124,7 @@ MachineImage = Annotated[
 EcrHost = Annotated[
     str,
     matches(
-        rf"\d{{12}}\.dkr\.ecr\.{AWS_REGION}\.amazonaws\.com(\.cn)?",
+        rf"\d{{12}}\.dkr\.ecr\.{AWS_REGION}\.{AWS_DOMAIN}",
         "give the host of an ECR registry, without https:// and without a path",
         example="123456789012.dkr.ecr.us-east-1.amazonaws.com",
     ),
@@ -124,7 +132,7 @@ EcrHost = Annotated[
 FsxHost = Annotated[
     str,
     matches(
-        rf"fs-[0-9a-f]{{8,}}\.fsx\.{AWS_REGION}\.amazonaws\.com(\.cn)?",
+        rf"fs-[0-9a-f]{{8,}}\.fsx\.{AWS_REGION}\.{AWS_DOMAIN}",
         "give the DNS name that FSx shows",
         example="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
     ),
@@ -172,12 +180,12 @@ GcpRegistry = Annotated[
     ),
 ]
 User = Annotated[
-    str, matches(r"(?!root$)[a-z_][a-z0-9_-]{0,31}", "give the name of a user other than root", example="ubuntu")
+    str, matches(r"(?!root$)[A-Za-z_][A-Za-z0-9_.-]{0,31}", "give the name of a user other than root", example="ubuntu")
 ]
 KeyFile = Annotated[
     str,
     matches(
-        rf"(~/|/)({PLAIN}|[ ])*(?<!\.pub)(?<!/)",
+        rf"(~/|/)({PLAIN}|[ ])*(?<!\.(?i:pub))(?<!/)",
         "give the file of the private key (not of the public key) as ~/FILE or as an absolute path",
         example="~/.ssh/id_ed25519",
     ),
@@ -185,16 +193,20 @@ KeyFile = Annotated[
 Interface = Annotated[
     str,
     matches(
-        r"[\^=]?[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*",
+        r"\^?=?[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*",
         "give names of network cards with commas between them, and ^ in front to leave them out",
         example="^lo,docker0",
     ),
 ]
-"""A value of NCCL_SOCKET_IFNAME. The kernel's names of network cards have at most 15 characters."""
+"""A value of NCCL_SOCKET_IFNAME: names or their beginnings, after = whole names, after ^ those to leave out (NCCL 2.30,
+src/os/linux.cc). The kernel's names of network cards have at most 15 characters."""
 
 
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 """Matches a part of a host's name (RFC 1123, section 2.1)."""
+
+LOCALHOST = re.compile(r"(?i)(.*\.)?localhost(\.localdomain|6?)?|ip6-(localhost|loopback)")
+"""Matches names of this machine itself (RFC 6761, section 6.3, and the names in the /etc/hosts of distributions)."""
 
 
 def _check_host(host: str) -> str:
@@ -212,7 +224,7 @@ def _check_host(host: str) -> str:
             raise ValueError(advice)
         if str(address) == "255.255.255.255":
             raise ValueError(advice)
-    elif host == "localhost" or not re.fullmatch(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", host):
+    elif LOCALHOST.fullmatch(host) or not re.fullmatch(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", host):
         raise ValueError(advice)
     return host
 
@@ -227,7 +239,7 @@ def _check_export(export: str) -> str:
         _check_host(host)
     except ValueError:
         share = " "
-    if ":/" not in export or not re.fullmatch(rf"(?!/){PLAIN}*", share):
+    if ":/" not in export or not re.fullmatch(rf"(?!/)(?!(.*/)?\.\.?(/|$)){PLAIN}+", share):
         raise ValueError("give the share of Filestore as HOST:/SHARE, such as 10.0.0.2:/shared")
     return export
 

@@ -63,7 +63,8 @@ class SourceConfig(Settings):
     """For kind jsonl: leave out objects without `text_column`, such as the index rows of CirrusSearch dumps, and count
     them. false: such an object is an error that names its line."""
     document_column: str | None = None
-    """For kinds jsonl and parquet with row: sentence. A document ends when the value of this column changes."""
+    """For kinds jsonl and parquet with row: sentence. A document ends when the value of this column changes. In Parquet
+    it holds no lists."""
     blank_row_ends_document: bool = False
     """For kinds jsonl and parquet with row: sentence. An empty row ends a document."""
     rows_per_document: Positive | None = None

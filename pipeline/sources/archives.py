@@ -41,6 +41,9 @@ _ZIP_FAULTS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(NotImplementedError, RuntimeError, EOFError, OSError, UnicodeError),
 )
+_TAR_FAULTS = (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError)
+"""What reading a header raises: ValueError or OverflowError for a size beyond 64 bits in a record of pax, and
+RecursionError for a thousand long names in a row."""
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
@@ -263,23 +266,33 @@ def _open_tar(path: str | Path, *, file: io.RawIOBase | IO[bytes], mode: str) ->
         )
     except storage.StorageError:
         raise
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except _TAR_FAULTS as error:
+        if str(path) in str(error):  # of the decompressor, which names the file
+            raise
         raise ValueError(f"{path}: not a complete tar archive: {error}; remove it and fetch it again") from error
 
 
 def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.TarInfo]:
+    most = MOST_EXPANSION * storage.size_of(path) + _FREE_BYTES
     while True:
         try:
             member = archive.next()
         except storage.StorageError:
             raise
-        except (tarfile.TarError, EOFError, OSError) as error:
+        except _TAR_FAULTS as error:
+            if str(path) in str(error):
+                raise
             raise ValueError(
                 f"{path}: the archive is truncated or corrupt at byte {archive.offset} of its content: {error}; "
                 f"remove it and fetch it again"
             ) from error
         if member is None:
             return
+        if member.size > most:  # tarfile would skip it piece by piece, long after the end of the file
+            raise ValueError(
+                f"{path}: the member at byte {member.offset} of its content states {member.size} bytes, more than "
+                f"{MOST_EXPANSION} times as much as the archive; remove it and fetch it again"
+            )
         yield member
         archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep a million members in memory
 

@@ -20,6 +20,7 @@ from pipeline.parquet_bounds import refuse_expansion
 
 PIECE_BYTES = 1 << 18
 _READ_AHEAD_BYTES = 4 << 20  # requested from a store at a time, because a request takes 30 ms
+_BLOCK_BYTES = 1 << 12  # given to a decompressor at a time, so that what expands too much is noticed after 4 MB of text
 _XZ_MEMORY = 512 << 20  # bytes; xz -9 needs 65 MB, but a file's header can demand 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
@@ -124,7 +125,7 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
     stream_start = offset
     taken = given = 0
     data = b""
-    for block in raw:
+    for block in (long[at : at + _BLOCK_BYTES] for long in raw for at in range(0, len(long), _BLOCK_BYTES)):
         data += block
         taken += len(block)
         while data or (decompressor is not None and not decompressor.needs_input):
@@ -162,13 +163,11 @@ def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
     import pyarrow as pa
 
     given = place = 0
-    size = max(1, file.seek(0, os.SEEK_END))
-    file.seek(0)
     try:
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
             while piece := stream.read(PIECE_BYTES):
                 given, place = given + len(piece), file.tell()
-                refuse_expansion(given, taken=size, name=str(path), offset=place)
+                refuse_expansion(given, taken=place, name=str(path), offset=place)
                 yield piece
     except storage.StorageError:
         raise

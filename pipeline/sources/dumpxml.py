@@ -7,6 +7,7 @@ too. A document type declaration is refused, so that no entity can expand.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ versions of expat read it again with every piece."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat recognizes UTF-16 by these byte order marks
 _OF_EXPAT = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 _BYTES = bytes(range(256))
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
+"""Matches the number of a namespace. Python refuses --5, and more than 4,300 digits."""
 _CAPTURED = frozenset(("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel"))
 
 
@@ -258,7 +261,7 @@ class DumpReader:
         if depth == 2 and tag == "title":
             self._page.title = value
         elif depth == 2 and tag == "ns":
-            self._page.namespace = int(value) if value.lstrip("-").isdecimal() else None
+            self._page.namespace = int(value) if _NUMBER.fullmatch(value) else None
         elif tag == "timestamp" and depth == 3:
             self._revision.timestamp = value
         elif tag == "model":
@@ -267,7 +270,7 @@ class DumpReader:
             self._role = value
         elif tag == "dbname":
             self.site.database = value
-        elif tag == "namespace" and self._namespace_key.lstrip("-").isdecimal():
+        elif tag == "namespace" and _NUMBER.fullmatch(self._namespace_key):
             self.site.namespaces[value] = int(self._namespace_key)
 
     def _finish_page(self) -> None:

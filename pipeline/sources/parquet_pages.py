@@ -251,7 +251,8 @@ def _decode_runs(data: bytes, *, count: int, width: int | None = None) -> npt.ND
     while found < count:
         run = read_varint(stream)
         if run & 1:
-            packed = np.frombuffer(stream.read((run >> 1) * width), np.uint8)
+            groups = min(run >> 1, -(-(count - found) // 8))  # a run may claim, and hold, far more than the page has
+            packed = np.frombuffer(stream.read(groups * width), np.uint8)
             bits = np.unpackbits(packed, bitorder="little")
             numbers = bits[: bits.size - bits.size % max(1, width)].reshape(-1, max(1, width)).astype(np.int64)
             part = (

@@ -170,7 +170,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 
 def _field(record: dict[str, object], name: str, *, place: str, setting: str) -> object:
     if name not in record:
-        known = ", ".join(list(record)[:20]) or "nothing"
+        known = ", ".join(shown[:80] for shown in list(record)[:20]) or "nothing"
         skip = ", or skip_without_text: true to leave such objects out" if setting == "text_column" else ""
         raise ValueError(f"{place}: has no field '{name}' (it has {known}); set {setting}{skip}")
     return record[name]
@@ -196,13 +196,26 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
 def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig) -> None:
     for name, setting in ((config.text_column, "text_column"), (config.document_column, "document_column")):
         if name is not None and name not in schema.names:
-            raise ValueError(f"{path}: has no column '{name}' (it has {', '.join(schema.names)}); set {setting}")
+            known = ", ".join(shown[:80] for shown in schema.names[:20])
+            raise ValueError(f"{path}: has no column '{name}' (it has {known}); set {setting}")
         if schema.names.count(name) > 1:
             raise ValueError(f"{path}: has {schema.names.count(name)} columns '{name}'; rename all but one of them")
+    if config.document_column is not None and _holds_lists(schema.field(config.document_column).type):
+        raise ValueError(
+            f"{path}: column '{config.document_column}' is {str(schema.field(config.document_column).type)[:200]}, not "
+            "one value a row; set document_column"
+        )
     kind = schema.field(config.text_column).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise ValueError(f"{path}: column '{config.text_column}' is {kind}, not text; set text_column")
+
+
+def _holds_lists(kind: pa.DataType) -> bool:
+    """Whether a value of the type may hold any number of values. A dictionary stores a long one once for all of them,
+    so a row of a few bytes could take gigabytes."""
+    fields = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_nested(kind) and (not pa.types.is_struct(kind) or any(map(_holds_lists, fields)))
 
 
 def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:

@@ -18,10 +18,9 @@ from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from cluster import CLUSTER, PREPROCESSING
-from cluster.render import SHORTEST_BOOT_S, VALUES, read_values, render
-from cluster.render.values import KubernetesValues
+from cluster.render import SHORTEST_BOOT_S, VALUES, read_values, render, validate_values
 from kuberay_trees import ALL, JOBS, KUBERNETES, TREES, Tree, cluster_of, groups_of, pods_of
-from pipeline.settings import ConfigError, load_settings
+from pipeline.settings import ConfigError, load_tree
 from trainer.launch.elastic import GROWS_TO
 
 REQUEST_TIMEOUT = "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S"
@@ -108,7 +107,7 @@ def test_groups_shrink_to_nothing_and_have_time_to_boot_unless_a_queue_admits_al
         least = group["maxReplicas"] if labels and not elastic else 0
         assert group["replicas"] == group["minReplicas"] == least <= group["maxReplicas"]
     if labels:
-        queues = ({"kueue.x-k8s.io/queue-name"}, {"ray.io/scheduler-name", "volcano.sh/queue-name"})
+        queues = ({"kueue.x-k8s.io/queue-name"}, {"volcano.sh/queue-name"})
         assert set(labels) - {"ray.io/priority-class-name"} in queues
     if labels and not elastic:
         assert not {"enableInTreeAutoscaling", "autoscalerOptions"} & set(spec)
@@ -231,24 +230,30 @@ def test_options_reach_the_pods_that_they_are_for() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("image_pull_secrets=[Mine]", r"image_pull_secrets\.0='Mine': String should match"),
+        (
+            "image_pull_secrets=[Mine]",
+            "image_pull_secrets='Mine': Kubernetes refuses this name; give at most 253 lower",
+        ),
+        ("priority_class=High Class", "priority_class='High Class': Kubernetes refuses this name; give at most 253"),
         ("gpu_tolerations=[{operator: Equal, key: a}]", "operator=Equal: give key and value of the taint"),
         ("gpu_tolerations=[{key: a, value: b}]", "value=b: set operator: Equal, or leave out the value"),
         ("cpu_tolerations=[{efect: NoSchedule}]", r"unknown key 'cpu_tolerations\.0\.efect'.*did you mean 'effect'"),
-        ("gpu_devices={rdma: 1}", "rdma.*String should match pattern"),
+        (
+            "gpu_devices={rdma: 1}",
+            "gpu_devices.rdma='rdma': give DOMAIN/NAME as the device plugin names it, such as rdma/hca",
+        ),
         ("gpu_devices={rdma/hca: 0}", "greater than or equal to 1"),
         ("gpu_devices={nvidia.com/gpu: 8}", r"nvidia\.com/gpu=8: set gpu\.gpus instead"),
         ("gpu_devices={vpc.amazonaws.com/efa: 8}", "set efa_interfaces instead"),
-        ("priority_class=High Class", "priority_class='High Class': String should match"),
         ("grace_s=30", "grace_s=30: Input should be greater than or equal to 60"),
         ("deadline_hours=0", "deadline_hours=0: Input should be greater"),
-        ("log_folder=logs", "log_folder='logs': String should match"),
-        ("log_folder='/shared/my logs'", "log_folder='/shared/my logs': String should match"),
+        ("log_folder=logs", "log_folder='logs': give a folder in /shared, of letters"),
+        ("log_folder='/shared/my logs'", "log_folder='/shared/my logs': give a folder in /shared, of letters"),
     ],
 )
 def test_values_that_kubernetes_would_refuse_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_settings(KubernetesValues, file=VALUES / "kubernetes.yaml", overrides=[override])
+        validate_values("kubernetes", load_tree(VALUES / "kubernetes.yaml", overrides=[override]), origin="values")
 
 
 def test_the_rules_find_planted_mistakes() -> None:

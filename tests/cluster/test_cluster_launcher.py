@@ -311,6 +311,34 @@ def test_gpu_nodes_on_aws_stand_in_their_placement_group() -> None:
         assert placed == ("spot" in name), "EC2 places the machines of a Capacity Block itself"
 
 
+@pytest.mark.parametrize(
+    ("machine", "efa", "kinds"),
+    [
+        ("g5.12xlarge", 1, ["efa"]),
+        ("p4d.24xlarge", 4, ["efa", "efa-only", "efa-only", "efa-only"]),
+        ("p6-b300.48xlarge", 2, ["interface", "efa-only", "efa-only"]),
+    ],
+)
+def test_gpu_nodes_on_aws_get_the_cards_that_their_machine_has(machine: str, efa: int, kinds: list[str]) -> None:
+    """One address, on the first card, which has no EFA on a p6-b300 (aws/aws-parallelcluster#7143)."""
+    values: Any = read_values("aws")
+    changed = {"gpu": values.gpu.model_copy(update={"machine": machine}), "efa_interfaces": efa}
+    for text in render("aws", values.model_copy(update=changed)).values():
+        node = yaml.safe_load(text)["available_node_types"]["gpu"]["node_config"]
+        check_ec2_node(node)
+        assert [card["InterfaceType"] for card in node["NetworkInterfaces"]] == kinds
+        assert {card["DeviceIndex"] for card in node["NetworkInterfaces"]} == {0}, "one interface on each card"
+
+
+@pytest.mark.parametrize("kind", ["aws", "gcp", "hosts", "kubernetes"])
+def test_nccl_chooses_how_it_uses_efa(kind: str) -> None:
+    """FI_EFA_USE_DEVICE_RDMA=1 ends the process on EFA without RDMA, as g5 has (libfabric 2.6, man/fi_efa.7.md)."""
+    values = read_values(kind)
+    for text in render(kind, values.model_copy(update={"efa_interfaces": 1} if kind == "kubernetes" else {})).values():
+        assert "FI_" not in text
+        assert ("NCCL_DEBUG" in text) == ("gpu" in text)
+
+
 def test_nodes_log_in_to_the_registry_in_its_own_region() -> None:
     values = read_values("aws").model_copy(update={"registry": "123456789012.dkr.ecr.eu-west-1.amazonaws.com"})
     login = yaml.safe_load(render("aws", values)["aws/spot.yaml"])["initialization_commands"][-1]
@@ -348,16 +376,3 @@ def test_images_on_google_cloud_are_pinned() -> None:
     values: Any = read_values("gcp")
     for image in (values.machine_image, values.gpu_machine_image):
         assert re.fullmatch(r"projects/[\w-]+/global/images/[\w-]+-v\d{8}", image)
-
-
-def test_skypilot_watches_spot_nodes_and_asks_for_the_fast_network() -> None:
-    values = read_values("skypilot")
-    tree = yaml.safe_load(render("skypilot", values)["skypilot/train.yaml"])
-    watch = 'python -m cluster.notice --watch --address="$head:6385" > /tmp/notice.log 2>&1 &'
-    assert tree["run"].count(watch) == 2, "on the head and on the other nodes"
-    assert tree["resources"]["network_tier"] == "best"
-    plain = values.model_copy(update={"use_spot": False, "fast_network": False})
-    tree = yaml.safe_load(render("skypilot", plain)["skypilot/train.yaml"])
-    assert "cluster.notice" not in tree["run"]
-    assert "network_tier" not in tree["resources"]
-    subprocess.run(["bash", "-n"], input=tree["run"], text=True, check=True)

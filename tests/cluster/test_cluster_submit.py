@@ -22,7 +22,7 @@ from pipeline.config.schema import PipelineConfig
 from pipeline.settings import ConfigError, dump_yaml, validate
 from small_runs import make_config
 from trainer.launch.preflight import PATH_KEYS
-from trainer.launch.ray_dashboard import has_token
+from trainer.launch.ray_dashboard import has_token, list_resources
 
 RAY_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -279,3 +279,78 @@ def test_a_signal_leaves_the_job_running_and_says_so(
     assert submit.main(["logs", "mine"]) == 128 + number
     note = "\nmine continues on the cluster; make stop JOB=mine ends it with a checkpoint\n"
     assert capsys.readouterr() == ("step 1\n", f"{note}{says}\n")
+
+
+class _Answer(BaseHTTPRequestHandler):
+    """A server that is no Ray dashboard, or one that wants another token."""
+
+    status, body = 200, b""
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+ANSWERS = [
+    (401, b"first\nsecond", "the cluster refuses the token, or got none; put the cluster's token into RAY_AUTH_TOKEN"),
+    (403, b"first\nsecond", "the cluster refuses the token, or got none; put the cluster's token into RAY_AUTH_TOKEN"),
+    (200, b"<html>hello", "no answer of a Ray dashboard: "),
+    (200, b"[]", "no answer of a Ray dashboard: "),
+    (200, b"{}", "no answer of a Ray dashboard: "),
+    (500, b"\x1b[31m", "no answer of a Ray dashboard: 500 Server Error"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "told"), ANSWERS)
+def test_an_answer_that_is_none_is_told_in_one_line(
+    status: int, body: bytes, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = type("Answer", (_Answer,), {"status": status, "body": body})
+    with HTTPServer(("127.0.0.1", 0), answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("RAY_ADDRESS", f"http://me:secret@127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "a\nb")
+        assert submit.main(["list"]) == 2
+        with pytest.raises(ConnectionError) as found:
+            list_resources(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert "\n" not in str(found.value)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: RAY_ADDRESS=http://...@127.0.0.1:{server.server_port}: {told}")
+    assert said.count("\n") == 1
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://", "https://", "http:///", "http://:8265", "http://[::1", "http://a b", "http://127.0.0.1:1\n2"),
+        *("http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://127.0.0.1:0", "ray://head:10001", "auto"),
+    ],
+)
+def test_an_address_that_is_none_is_told_with_an_example(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert submit.main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert "give the address of the cluster's dashboard, such as http://127.0.0.1:8265" in said
+
+
+@pytest.mark.parametrize("job", ["../x", "..", "a/b", "a?b=c", "a#b", "%2e%2e", "a b", "a\nb", "", "\u00e4", "x" * 201])
+@pytest.mark.parametrize("action", ["status", "logs", "stop", "submit"])
+def test_the_id_of_a_job_stays_a_part_of_the_url(
+    action: str, job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    arguments = [action, job] if action != "submit" else ["--id", job or "..", "train", "--config", "x.yaml"]
+    assert submit.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: JOB=")
+    assert "not the ID of a job; give letters, digits" in said
+    assert said.count("\n") == 1

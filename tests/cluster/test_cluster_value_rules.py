@@ -37,6 +37,9 @@ PLANTED: list[tuple[str, str, str]] = [
         "head_instance_profile=arn:aws-cn:iam::123456789012:instance-profile/a",
         "region=us-east-1 is in the partition aws; make them match",
     ),
+    ("aws", "gpu.price_per_hour=0.01", "gpu.price_per_hour=0.01: no such machine costs less than $0.4; give dollars"),
+    ("aws", "gpu.spot_price_per_hour=0.25", "gpu.spot_price_per_hour=0.25: no such machine costs less than $0.4"),
+    ("gcp", "cpu.price_per_hour=0.03", "cpu.price_per_hour=0.03: no such machine costs less than $0.032"),
     ("aws", "images.training=cloze-training:1", "give HOST/PATH:VERSION, where the nodes fetch it"),
     ("hosts", "image=cloze:1", "give HOST/PATH:VERSION, where the nodes fetch it"),
     ("kubernetes", "images.head=head:1", "give HOST/PATH:VERSION, where the nodes fetch it"),
@@ -48,8 +51,8 @@ PLANTED: list[tuple[str, str, str]] = [
     ("hosts", "head_host=head..mine", "give the name or address by which all hosts reach this host"),
     ("hosts", "head_host=169.254.1.1", "give the name or address by which all hosts reach this host"),
     ("hosts", "head_host=255.255.255.255", "give the name or address by which all hosts reach this host"),
-    ("hosts", "shared_folder=/tmp/shared", "outside of /tmp and of system folders"),
-    ("slurm", "repository=/dev/shm/cloze", "outside of /tmp and of system folders"),
+    ("hosts", "shared_folder=/tmp/shared", "outside of /tmp and system folders"),
+    ("slurm", "repository=/dev/shm/cloze", "outside of /tmp and system folders"),
     ("slurm", f"commands.train={TRAIN} output=/tmp/run", "output=/tmp/run: each node has a folder of its own there"),
     ("slurm", f"commands.train={TRAIN} data=file:///var/tmp/a", "data=file:///var/tmp/a: each node has a folder of"),
     ("slurm", f"commands.train={TRAIN} phases.0.data=sets/a", "phases.0.data=sets/a: give an absolute path"),
@@ -107,6 +110,10 @@ RIGHT = [
     ("aws", "gpu.machine=g6e.48xlarge", "gpu.memory_gib=1500", "efa_interfaces=4"),
     ("aws", "gpu.machine=p6-b300.48xlarge", "gpu.memory_gib=4000", "efa_interfaces=16"),
     (
+        *("aws", "gpu.machine=g4dn.xlarge", "gpu.cpus=4", "gpu.memory_gib=16", "gpu.gpus=1", "efa_interfaces=0"),
+        *("gpu.price_per_hour=0.526", "gpu.spot_price_per_hour=0.16"),
+    ),
+    (
         *("aws", "region=cn-north-1", "availability_zone=cn-north-1a", "fsx=null"),
         *(f"{side}_instance_profile=arn:aws-cn:iam::123456789012:instance-profile/a" for side in ("head", "worker")),
     ),
@@ -114,6 +121,7 @@ RIGHT = [
         *("gcp", "gpu.machine=g2-standard-96", "gpu.cpus=96", "gpu.memory_gib=384", "data_networks=[]"),
         f"machine_image={TOP.format('ubuntu-os-cloud-of-mine')}",
     ),
+    ("hosts", "network_interface=^=eth0,docker0"),
     ("hosts", "head_host=head-1.a.b", "gpu_hosts.0=fe00::1", "shared_folder=/tmpfs/shared", "image=quay.io/me/a:1"),
     ("slurm", f"commands.train={TRAIN} working_folder=/tmp/work output=s3://runs/a data=file:///runs/x"),
     ("slurm", f"commands.train={TRAIN} output=/runs/a 'phases.0.data=/development/a'", "repository=/devel/cloze"),
@@ -134,7 +142,8 @@ def test_values_beside_the_rules_give_no_alarm(tmp_path: Path, case: tuple[str, 
 
 
 def test_arm_machines_are_known_by_their_names() -> None:
-    """By karpenter-provider-aws 1.14.0, where the rule holds for all 1,363 types; these are one of each spelling."""
+    """By karpenter-provider-aws (see machines.py), where the rule holds for all 1,363 types; these are one of each
+    spelling."""
     arm = "a1.large c6gn.large c7g.metal g5g.xlarge hpc7g.4xlarge i8ge.large im4gn.large m7gd.large r8gb.large t4g.nano"
     x86 = "c7i-flex.large g4dn.xlarge g6e.48xlarge gr6.4xlarge i7ie.large m7a.large p5.48xlarge u7in-16tb.224xlarge"
     assert all(ARM.fullmatch(name) for name in [*arm.split(), "x2gd.large", "p6e-gb200.36xlarge", "a4x-highgpu-4g"])

@@ -30,11 +30,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from cluster import IMAGE_FOLDER
 from cluster.local import free_ports
 from ray_head import RAY, Head
 
 Tree = dict[str, Any]
-CODE = "/opt/cloze"
 HEAD = "head-pod"
 STORE = "--object-store-memory=100000000"
 STANDARD = {"CPU": "num-cpus", "GPU": "num-gpus", "memory": "memory"}
@@ -92,9 +92,9 @@ class LocalKubeRay:
         return [*words, "--no-monitor", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
 
     def _head_variables(self) -> dict[str, str]:
-        assert self._spec()["autoscalerOptions"]["version"] == "v2"
         return self._variables | {
-            "RAY_enable_autoscaler_v2": "1",
+            "RAY_AUTH_MODE": self._spec().get("authOptions", {}).get("mode", "disabled"),
+            "RAY_enable_autoscaler_v2": str(int(self._spec()["autoscalerOptions"].get("version") == "v2")),
             "RAY_CLOUD_INSTANCE_ID": HEAD,
             "RAY_NODE_TYPE_NAME": "headgroup",
         }
@@ -207,7 +207,7 @@ class LocalKubeRay:
         deadline = time.monotonic() + spec["terminationGracePeriodSeconds"]
         if process is not None and process.poll() is None and node is not None:
             hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-            words = [*hook[:-1], f"{hook[-1].replace(CODE, str(self._repository))} --node-id={node}"]
+            words = [*hook[:-1], f"{hook[-1].replace(IMAGE_FOLDER, str(self._repository))} --node-id={node}"]
             subprocess.run(words, env=self._pod_variables(pod, group), timeout=deadline - time.monotonic(), check=True)
         if process is not None:
             process.terminate()

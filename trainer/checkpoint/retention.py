@@ -51,7 +51,7 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
         labelled = record.get("nsp_accuracy") is not None  # if True, an nsp_loss of None was not finite
-        if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
+        if record.get("mlm_loss") is not None and not (labelled and record.get("nsp_loss") is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {
                 record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)

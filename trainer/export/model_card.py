@@ -59,7 +59,11 @@ def render_model_card(
         f"{num_parameters:,} parameters: {config.model.num_layers} layers, {config.model.num_heads} heads, width "
         f"{config.model.width}, {config.model.max_positions} positions, vocabulary {manifest.vocabulary_size:,}, "
         f"{config.model.norm}-LayerNorm. Pretrained {begun} on masked words"
-        + ("" if manifest.next_sentence == "none" else f" and next sentences ({manifest.next_sentence})")
+        + (
+            ""
+            if manifest.next_sentence == "none"
+            else f" and next sentences ({escape_markdown(manifest.next_sentence)})"
+        )
         + f", {step:,} steps.",
         "",
         "```python",
@@ -140,7 +144,7 @@ def _data(manifest: Manifest, *, sources: Sequence[tuple[str, str, str]]) -> lis
         f"{manifest.num_rows('train'):,} sentence pairs ({manifest.num_tokens('train'):,} tokens) of at most "
         f"{manifest.max_seq_length} tokens, {count_of(manifest.mask_sets, 'mask set')} each; "
         f"{manifest.num_rows('validation'):,} pairs of other documents held out. Data set `{manifest.hash}`, "
-        f"vocabulary `{manifest.vocabulary_hash}`.",
+        f"vocabulary {code_span(manifest.vocabulary_hash)}.",
         "",
     ]
     for name, kind, language in sources:

@@ -155,8 +155,9 @@ def describe_time(config: TrainerConfig, options: Options, *, steps: int, tokens
         origin = planned.describe_origin(options.gpu, config=config)
     else:
         recent = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
-        if recent:
-            rate, origin = median(step["tokens_per_second"] for step in recent), "measured in this run"
+        rates = [step["tokens_per_second"] for step in recent if step.get("tokens_per_second") is not None]
+        if rates:
+            rate, origin = median(rates), "measured in this run"
     if not rate:
         yield f"time: unknown; give {RATE}=N of one worker, or start the run, which measures its steps"
         if config.device != "cpu" and work:

@@ -33,6 +33,7 @@ def list_resources(address: str) -> dict[str, float]:
     Raises ConnectionError with the reason if the dashboard does not list the nodes.
     """
     send_token()
+    from ray.exceptions import AuthenticationError
     from ray.util.state import list_nodes
     from ray.util.state.exception import RayStateApiException
 
@@ -41,6 +42,8 @@ def list_resources(address: str) -> dict[str, float]:
         for node in list_nodes(address, filters=[("state", "=", "ALIVE")], limit=MOST_NODES, timeout=TIMEOUT_S):
             for name, amount in node.resources_total.items():
                 resources[name] = resources.get(name, 0.0) + amount
-    except (RayStateApiException, RuntimeError, ValueError, OSError) as error:
+    except AuthenticationError as error:
+        raise ConnectionError("the cluster refuses the token, or got none") from error
+    except (RayStateApiException, RuntimeError, OSError, ValueError, TypeError, KeyError) as error:  # a foreign answer
         raise ConnectionError(" ".join(str(error).split())) from error
     return resources

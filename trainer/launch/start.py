@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from pipeline.console import Say
 from pipeline.signals import StopRequest
@@ -61,6 +63,14 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
             return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
 
 
+def _describe_last(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of the last of `evaluations`, the records of the run's log."""
+    try:
+        return list(Evaluation.of(evaluations[-1]).lines()) if evaluations else []
+    except (TypeError, KeyError):  # a damaged record, or a loss that is not finite
+        return [f"{EVALUATIONS_NAME}: a number is missing in the last record, so it is not shown"]
+
+
 def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, done_before: bool) -> None:
     """Draw the loss curve, and say where the run's files are.
 
@@ -74,7 +84,7 @@ def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, d
         all_done = step_of(checkpoints.folders[-1]) >= config.max_steps
         what = f"all {config.max_steps} steps are done" if all_done else f"max_hours={config.max_hours} are used"
         say(f"{what}; nothing to train")
-        for line in Evaluation.of(evaluations[-1]).lines() if evaluations else ():
+        for line in _describe_last(evaluations):
             say(line)
     if steps:
         say(f"loss curve: {files.make_file_durable(draw_curve(files.folder).name)}")

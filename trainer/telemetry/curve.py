@@ -39,12 +39,12 @@ def draw_curve(run_directory: Path) -> Path:
         raise ValueError(f"{run_directory / METRICS_NAME}: no step is recorded, so there is no curve to draw")
     evaluations = read_thinned(run_directory / EVALUATIONS_NAME, most=MAX_POINTS)
     panels = [("mlm_loss", "masked-LM loss, nats")]
-    if any(record["nsp_loss"] is not None for record in records):
+    if any(record.get("nsp_loss") is not None for record in records):
         panels.append(("nsp_loss", "next-sentence loss, nats"))
     figure, axes = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 4.0), dpi=150, squeeze=False)
     for axis, (key, label) in zip(axes[0], panels, strict=True):
         steps = np.array([record["step"] for record in records], dtype=np.float64)
-        losses = np.array([record[key] for record in records], dtype=np.float64)  # None becomes NaN
+        losses = np.array([record.get(key) for record in records], dtype=np.float64)  # None becomes NaN
         axis.plot(*average_down(steps, losses), color="#9ab8d4", linewidth=0.8)
         axis.plot(*average_down(steps, smooth(losses)), color="#1f4e79", linewidth=1.8, label="training")
         held_out = [(record["step"], record[key]) for record in evaluations if record.get(key) is not None]

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,6 +82,9 @@ class StepMetrics:
     CPU."""
 
 
+_NUMBERS = re.compile(r"(_loss|_accuracy|tokens_per_second)(/|$)")
+"""Matches the keys of numbers in records, also of a single source (`mlm_loss/NAME`)."""
+_MOST = 1e300  # JSON may have whole numbers that are no floats
 BLOCK_BYTES = 2**20
 """Number of bytes by which a search from the end of a long file moves back in each try."""
 
@@ -327,8 +331,8 @@ def _seek_before(stream: IO[bytes], *, step: float) -> int:
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each JSON object with the place of its line's end (bytes from the first of `lines`), and pass over damaged
-    lines. A line is damaged if it does not end in a newline or holds no object with a step, for example after a power
-    cut."""
+    lines. A line is damaged if it does not end in a newline, holds no object with a step, or has another value than a
+    number or null as a loss, accuracy or rate, for example after a power cut."""
     end = 0
     for line in lines:
         end += len(line)
@@ -336,5 +340,15 @@ def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]
             record = parse_json(line)
         except ValueError:
             continue
-        if line.endswith(b"\n") and isinstance(record, dict) and type(record.get("step")) is int:
+        if not line.endswith(b"\n") or not isinstance(record, dict) or type(record.get("step")) is not int:
+            continue
+        if abs(record["step"]) < _MOST and all(_is_sound(key, value) for key, value in record.items()):
             yield end, record
+
+
+def _is_sound(key: str, value: Any) -> bool:
+    """Whether the log could have `value` for `key`: a number or null where numbers are expected, and a list only as
+    rows."""
+    if _NUMBERS.search(key):
+        return value is None or (type(value) in (int, float) and abs(value) < _MOST)
+    return key == "rows" or not isinstance(value, (list, dict))

@@ -258,3 +258,24 @@ def test_novels_are_streamed_from_their_archive(shared_data: Path) -> None:
     for item in first:
         assert len(item.sentences) > 100
         assert not [sentence for sentence in item.sentences if "Gutenberg" in sentence]
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+@pytest.mark.parametrize("size", ["99999999999999999999", "9223372036854775807", str(1 << 45)])
+def test_a_member_larger_than_any_file_is_refused_by_the_files_name(size: str, name: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w", format=tarfile.PAX_FORMAT) as tar:
+        entry = tarfile.TarInfo("a.txt")
+        entry.pax_headers = {"size": size}
+        tar.addfile(entry)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path / name))}: "):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_long_names_in_a_row_are_refused_by_the_files_name(name: str, tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 10
+    data = (header.tobuf() + b"n" * 10 + bytes(502)) * 3000 + tarfile.TarInfo("a.txt").tobuf() + bytes(1024)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path / name))}: "):
+        read(tmp_path / name)

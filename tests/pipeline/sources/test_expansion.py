@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 
 from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document
+from pipeline.sources import parquet_pages
+from pipeline.sources.bytestreams import read_pieces
 from pipeline.sources.splits import list_splits, read_documents
 
 MIB = 1 << 20
@@ -88,6 +92,18 @@ def test_a_small_file_of_newlines_is_refused(
         read(path, kind)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_column_of_documents_that_holds_lists_is_refused(nested: bool, tmp_path: Path) -> None:
+    """A dictionary holds a long text once for the million entries of a list: 10 kB took 11 GB."""
+    path = tmp_path / "a.parquet"
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["b" * 1000]))
+    lists = pa.ListArray.from_arrays([0, 1000], text)
+    column = pa.StructArray.from_arrays([lists], ["x"]) if nested else lists
+    pq.write_table(pa.table({"text": ["It rains."], "book": column}), path)
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'book' is .*list<.*, not one value a row; set document_"):
+        read(path, "parquet", row="sentence", document_column="book")
+
+
 # --- XML
 
 
@@ -145,3 +161,52 @@ def test_a_long_title_before_a_fault_is_cut(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.xml: not well-formed at byte") as found:
         read(path, "wikipedia")
     assert len(str(found.value)) < 500 + len(str(path))
+
+
+@pytest.mark.parametrize("number", ["--5", "5-", "9" * 5000, "&#x0663;"], ids=["two signs", "sign", "long", "Arabic"])
+@pytest.mark.parametrize("place", ["<ns>{}</ns>", '<x><namespace key="{}">X</namespace></x>'])
+def test_a_namespace_whose_number_is_none_is_passed_over(number: str, place: str, tmp_path: Path) -> None:
+    """Python reads no number in some of these texts, and its error would not name the file."""
+    path = tmp_path / "a.xml"
+    page = "<page><title>P</title>{}<revision><text>It rains. It snows.</text></revision></page>"
+    path.write_text(f"<mediawiki>{page.format(place.format(number) * 5)}</mediawiki>")
+    assert [document.name for document in read(path, "wikipedia")] == ["P"]
+
+
+# --- what expands is noticed early
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])
+def test_a_file_of_blank_lines_is_refused_after_a_few_megabytes(suffix: str, tmp_path: Path) -> None:
+    """Each blank line takes a microsecond, so those of a file of 100 kB must not all be read first."""
+    path = tmp_path / f"a.txt.{suffix}"
+    path.write_bytes({"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}[suffix](b"\n" * 40 * MIB))
+    if suffix != "gz":
+        path.write_bytes(path.read_bytes() * 20)
+    given: list[int] = []
+    with pytest.raises(ValueError, match=rf"a\.txt\.{suffix}: \d+ bytes up to byte \d+ expand to \d+, more than 1000"):
+        given.extend(map(len, read_pieces(path)))
+    assert sum(given) < 12 * MIB
+
+
+def test_a_run_of_levels_is_read_only_as_far_as_the_page_has_rows() -> None:
+    data = b"\x81\x80\x80\x08" + bytes(8 * MIB)  # a bit-packed run of 8 million groups of 8
+    tracemalloc.start()
+    try:
+        assert parquet_pages._decode_runs(data, count=20, width=1).tolist() == [0] * 20
+        assert tracemalloc.get_traced_memory()[1] < 24 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_names_of_fields_in_an_error_are_cut(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    names = [f"{number}{'n' * 10_000}" for number in range(40)]
+    if kind == "jsonl":
+        path.write_text(json.dumps(dict.fromkeys(names, 1)))
+    else:
+        pq.write_table(pa.table({name: [1] for name in names}), path)
+    with pytest.raises(ValueError, match=rf"a\.{kind}.*: has no (field|column) 'text' \(it has 0n+, 1n+") as found:
+        read(path, kind, text_column="text")
+    assert len(str(found.value)) < 2500

@@ -191,3 +191,25 @@ def test_the_marker_of_an_earlier_export_may_be_anything(
         (tmp_path / "out" / "cloze_export.json").write_text(text)
         assert __main__.main([str(tmp_path / "run"), str(tmp_path / "out")]) == 2
         assert "is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ['"x"', "[1]", "{}", "9" * 400, "true"])
+def test_damaged_records_of_the_run_are_passed_over(value: str, tokenized: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", data=tokenized)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        (tmp_path / "run" / name).write_text(f'{{"step": 1, "mlm_loss": 5.5}}\n{{"step": 2, "mlm_loss": {value}}}\n')
+    assert __main__.main([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| training, last step | 1 | 5.5000 |  |  |  |" in card
+    assert "| held-out | 1 | 5.5000 |  |  |  |" in card
+
+
+def test_texts_of_the_manifest_start_no_markup_in_the_card(hostile: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(hostile)
+    odd = {"next_sentence": "<img src=x>[y](z)", "vocabulary_hash": "a`<b>"}
+    write_manifest(hostile, manifest.model_copy(update=odd), run={})
+    write_run(tmp_path / "run", data=hostile)
+    export(tmp_path / "run", out=tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert r"next sentences (\<img src=x\>\[y\](z))" in card
+    assert "vocabulary `` a`<b> ``." in card

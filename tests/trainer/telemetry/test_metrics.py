@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synthetic import write_data_set
+from trainer.checkpoint.retention import rank_evaluations
 from trainer.config.schema import TrainerConfig
+from trainer.launch import start
 from trainer.telemetry import metrics
 from trainer.telemetry.curve import MAX_POINTS, average_down, draw_curve, smooth
 from trainer.telemetry.evaluation import Evaluation
@@ -147,6 +149,9 @@ def test_a_torn_or_unwritten_end_is_cut(tmp_path: Path, tail: str) -> None:
 
 
 DAMAGE = ['{"step": 3, "lo\n', "\0\0\0\n", "{}\n", "[" * 9999 + "\n", '{"step": "4"}\n', "\xff\n", "\n"]
+ODD = ('"x"', "[1]", '{"a": 1}', "true", "9" * 400, "1e400")
+DAMAGE += [f'{{"step": 40, "{key}": {odd}}}\n' for key in ("mlm_loss", "nsp_accuracy", "mlm_loss/books") for odd in ODD]
+DAMAGE += ['{"step": 40, "data_hash": [1]}\n', '{"step": 40, "rate": {}}\n', f'{{"step": {"9" * 400}}}\n']
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -351,3 +356,15 @@ def test_the_curve_has_a_panel_for_each_loss(tmp_path: Path) -> None:
 def test_no_step_no_curve(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"metrics\.jsonl: no step is recorded"):
         draw_curve(tmp_path)
+
+
+def test_a_record_without_losses_leaves_a_gap(tmp_path: Path) -> None:
+    write_run(tmp_path, nsp=True)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        with open(tmp_path / name, "a") as stream:
+            stream.write('{"step": 31}\n{"step": 32, "mlm_loss": "x"}\n')
+    assert draw_curve(tmp_path).is_file()
+    assert rank_evaluations(tmp_path) == [{30: 4.9}]
+    (line,) = start._describe_last(read_last_lines(tmp_path / "evaluations.jsonl"))
+    assert line == "evaluations.jsonl: a number is missing in the last record, so it is not shown"
+    assert start._describe_last([]) == []
