@@ -1,9 +1,10 @@
-"""Compares how our product and transformers learn: with equal steps, after a resume, and in equal time.
+"""Compares how our product and transformers learn (with equal steps, after a resume, and in equal time), and how
+recipes learn in equal time.
 
 Usage: python -m bench.learning DATA [options], or --render FOLDER (see --help)
 Each run writes a curve (its losses) to a file. A run whose curve exists already is not repeated, and a run that fails
-does not stop other runs. Cost on an H200: about 2 to 5 minutes for each run of equal steps, and `--minutes` plus a
-minute of start-up for each run of equal time.
+does not stop other runs. Cost on an H200: about 2 to 5 minutes for each run of equal steps, and `--minutes` or
+`--recipe-minutes` plus a minute of start-up for each run that ends by time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from bench.learning_ours import ROOT, train_ours
 from bench.learning_report import make_report, write_report
 from bench.learning_tasks import (
     STEPS,
+    TIMED,
     TOKENS,
     Curve,
     Task,
@@ -95,6 +97,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--every-s", type=float, default=30.0, help="of equal time: seconds between evaluations of transformers")
     add("--every-steps", type=int, help="of equal time: steps between evaluations of ours")
     add("--pairs", type=int, help="of equal time: pairs a step of transformers; as many passes as come nearest to ours")
+    add("--recipe-size", default="base", help="of the recipes")
+    add("--recipe-minutes", type=float, default=10.0, help="of each recipe")
+    add("--recipe-tokens", choices=("own", "equal"), default="own", help="a step of a recipe; equal: --tokens")
     add("--steps", type=int, default=STEPS, help="of equal steps")
     add("--tokens", type=int, default=TOKENS, help="a step")
     add("--dropout", type=float, default=0.1)
@@ -118,6 +123,9 @@ def choose_tasks(options: argparse.Namespace) -> list[Task]:
         size=options.size,
         minutes=options.minutes,
         every_steps=options.every_steps,
+        recipe_size=options.recipe_size,
+        recipe_minutes=options.recipe_minutes,
+        own_tokens=options.recipe_tokens == "own",
         launcher=options.launcher or ("ray" if find_spec("ray") else "processes"),
         **{name: getattr(options, name) for name in shared},
     )
@@ -130,7 +138,7 @@ def choose_tasks(options: argparse.Namespace) -> list[Task]:
 def run_missing(tasks: Sequence[Task], *, folder: Path, options: argparse.Namespace, command: str) -> list[str]:
     """Do the runs of `tasks` that have no curve in `folder`. Return the names of the runs that failed.
 
-    Runs of equal steps share GPUs. A run of equal time has a GPU to itself, because its speed counts.
+    Runs of equal steps share GPUs. A run that ends by time has a GPU to itself, because its speed counts.
     """
     card = name_card(options.device)
     missing = [task for task in tasks if not has_curve(task, folder=folder)]
@@ -141,7 +149,7 @@ def run_missing(tasks: Sequence[Task], *, folder: Path, options: argparse.Namesp
         for job in range(len(visible) if timed else options.jobs):
             gpus.put(visible[job % len(visible)])
         run = partial(run_task, gpus=gpus, folder=folder, card=card, command=f"python -m bench.learning {command}")
-        chosen = [task for task in missing if (task.part == "time") == timed]
+        chosen = [task for task in missing if (task.part in TIMED) == timed]
         with ThreadPoolExecutor(gpus.qsize()) as pool:
             done = list(pool.map(run, chosen))
         failed += [task.name for task, well in zip(chosen, done, strict=True) if not well]

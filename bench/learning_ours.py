@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from bench.learning_tasks import Curve, Task
+from bench.learning_tasks import TIMED, Curve, Task
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +42,7 @@ def train_ours(task: Task, *, environment: Mapping[str, str], log: IO[str]) -> C
     finally:
         shutil.rmtree(folder)
     curve = {"mlm": [step["mlm_loss"] for step in steps], "nsp": [step["nsp_loss"] for step in steps]}
-    if task.part == "time":
+    if task.part in TIMED:
         if not evaluations:
             raise RuntimeError(f"trainer/run.py ended at step {len(steps)} without an evaluation")
         return curve | time_evaluations(steps, evaluations, began_s=start.first_s)

@@ -72,10 +72,33 @@ def draw_time(curves: Mapping[str, Curve], path: Path) -> None:
     save(figure, path)
 
 
+def draw_recipes(curves: Mapping[str, Curve], path: Path) -> None:
+    """Draw the held-out loss of each recipe by training time, the best at the top of the legend."""
+    from matplotlib import pyplot as plt
+
+    chosen = sorted(
+        (curve for curve in curves.values() if curve["part"] == "recipe"),
+        key=lambda curve: curve["evaluations"][-1]["mlm_loss"] or math.inf,
+    )
+    figure, (axis,) = open_figure(1)
+    colours = plt.get_cmap("tab10")
+    for index, curve in enumerate(chosen):
+        points = [
+            (each["time_s"] / 60, each["mlm_loss"]) for each in curve["evaluations"] if each["mlm_loss"] is not None
+        ]
+        label = curve["name"].removeprefix("recipe-")
+        axis.plot(*zip(*points, strict=True), "o-", color=colours(index % 10), markersize=3, linewidth=1.2, label=label)
+    axis.set_xlabel("training time, minutes")
+    axis.set_ylabel("held-out masked-LM loss, nats")
+    axis.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
 PICTURES: Mapping[str, Callable[[Mapping[str, Curve], Path], None]] = {
     "steps": draw_steps,
     "resume": draw_resume,
     "time": draw_time,
+    "recipe": draw_recipes,
 }
 """For each part of the comparison, the function that draws its picture, learning-PART.png."""
 

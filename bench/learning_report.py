@@ -64,7 +64,7 @@ class Section(NamedTuple):
 def make_report(curves: Mapping[str, Curve]) -> Report:
     """Judge all comparisons and return the report."""
     report = Report()
-    sections = [judge_steps(curves), judge_resume(curves), *judge_times(curves)]
+    sections = [judge_steps(curves), judge_resume(curves), *judge_times(curves), *compare_recipes(curves)]
     body: list[str] = []
     absent = [section.title for section in sections if not any(name in curves for name in section.names)]
     report.incomplete += [f"{title}: not run" for title in absent]
@@ -98,15 +98,16 @@ def mark(holds: bool | None) -> str:
     return {True: "Holds:", False: "FAILED:", None: "NOT JUDGED:"}[holds]
 
 
-def find_obstacle(curves: Mapping[str, Curve], names: Sequence[str]) -> str | None:
-    """Return the reason why the runs `names` cannot be compared, or None if they can be compared."""
+def find_obstacle(curves: Mapping[str, Curve], names: Sequence[str], *, besides: Sequence[str] = ()) -> str | None:
+    """Return the reason why the runs `names` cannot be compared, or None if they can be compared. They may differ in
+    the keys `besides`."""
     missing = [name for name in names if name not in curves]
     if missing:
         return f"{', '.join(missing)} did not run"
     first = curves[names[0]]
     for name in names[1:]:
         for key, words in SAME.items():
-            if _comparable(curves[name].get(key)) != _comparable(first.get(key)):
+            if key not in besides and _comparable(curves[name].get(key)) != _comparable(first.get(key)):
                 return f"{names[0]} and {name} differ in {words}: {first.get(key)} and {curves[name].get(key)}"
     return None
 
@@ -279,6 +280,52 @@ def _size(curves: Mapping[str, Curve], names: Sequence[str]) -> str:
     return f", BERT {sizes.pop()}" if len(sizes) == 1 else ""
 
 
+# ---- recipes
+
+QUARTERS = (0.25, 0.5, 0.75)
+
+
+def compare_recipes(curves: Mapping[str, Curve]) -> list[Section]:
+    """Return the section that ranks the recipes by their last held-out loss; none if no recipe ran.
+
+    Its verdict holds if they can be compared: all on the same card, data set and held-out rows, for the same time.
+    """
+    names = tuple(name for name, curve in curves.items() if curve["part"] == "recipe")
+    if not names:
+        return []
+    chosen = [curves[name] for name in names]
+    first = chosen[0]
+    title = f"Recipes, {first['seconds'] / 60:g} minutes on one GPU{_size(curves, names)}"
+    obstacle = find_obstacle(curves, names, besides=("settings",))
+    counts = {(each["pairs"], each["masked"]) for curve in chosen for each in curve["evaluations"]}
+    if obstacle is None and len(counts) != 1:
+        obstacle = f"the evaluations used different held-out rows: (pairs, masked) {sorted(counts)}"
+    if obstacle is not None:
+        return [Section(title, names, [], [Verdict(None, f"{obstacle}.")])]
+    chosen.sort(key=lambda curve: _number_or_infinity(curve["evaluations"][-1]["mlm_loss"]))
+    parts = " | ".join(f"at {share:.0%}" for share in QUARTERS)
+    lines = [f"| recipe | tokens a step | steps | {parts} | at the end |", f"{'|---' * (len(QUARTERS) + 4)}|"]
+    for curve in chosen:
+        found = [find_before(curve["evaluations"], time_s=share * curve["seconds"]) for share in QUARTERS]
+        losses = " | ".join("" if each is None else _shown(each["mlm_loss"]) for each in found)
+        left = f"| {curve['name'].removeprefix('recipe-')} | {curve['settings']['batch']['tokens']:,}"
+        lines.append(f"{left} | {len(curve['mlm']):,} | {losses} | {_shown(curve['evaluations'][-1]['mlm_loss'])} |")
+    pairs, masked = counts.pop()
+    lines += [
+        "",
+        f"Masked-LM loss in nats over the same {masked:,} masked tokens (15%) of {pairs:,} held-out pairs, by the "
+        "share of the time. The times leave out start-up, compilation and evaluations. `max_hours`, which ends the "
+        "runs, counts evaluations. One seed each.",
+        "",
+        "![Held-out loss of the recipes by time](learning-recipe.png)",
+    ]
+    return [Section(title, names, lines, [])]
+
+
+def _number_or_infinity(loss: float | None) -> float:
+    return math.inf if loss is None else loss
+
+
 # ---- what ran
 
 INTRODUCTION = [
@@ -312,4 +359,8 @@ def describe_runs(curves: Mapping[str, Curve]) -> list[str]:
             first = next(curve for curve in curves.values() if curve["part"] == part and curve["size"] == size)
             text = yaml.safe_dump({**first["settings"], "seed": "SEED"}, sort_keys=False).strip()
             lines += [f"Settings of {words}, BERT {size}:", "", "```yaml", text, "```", ""]
+    for name, curve in curves.items():
+        if curve["part"] == "recipe":
+            lines += [f"Settings of {name}:", "", "```yaml", yaml.safe_dump(curve["settings"], sort_keys=False).strip()]
+            lines += ["```", ""]
     return lines

@@ -1,8 +1,9 @@
 """The runs of bench/learning.py: what each run trains, and the file that holds its curve (its losses).
 
-A run is named steps-ours-SEED, steps-transformers-SEED, whole-ours-SEED, resume-ours-SEED, time-SIZE-ours or
-time-SIZE-transformers. `steps` stands for the comparison with equal steps, and `time` for the one with equal time.
-`whole` and `resume` are two equal runs, but `resume` is stopped halfway and started again.
+A run is named steps-ours-SEED, steps-transformers-SEED, whole-ours-SEED, resume-ours-SEED, time-SIZE-ours,
+time-SIZE-transformers or recipe-RECIPE. `steps` stands for the comparison with equal steps, and `time` for the one with
+equal time. `whole` and `resume` are two equal runs, but `resume` is stopped halfway and started again. `recipe` is one
+of the recipes of bench/learning_recipes.py, which are compared with each other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from bench.learning_recipes import RECIPES, join, settings_of
 from pipeline.dataset import read_manifest
 from trainer.config import TrainerConfig
 
@@ -42,13 +44,15 @@ tokens/s."""
 PASS_ROWS = 64
 """For equal time: rows in a forward and backward pass of transformers. A step has one or more passes."""
 NEVER = 1_000_000
+TIMED = ("time", "recipe")
+"""Parts whose runs end by time. Each has a GPU to itself, because its speed counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One run: its part of the comparison, its settings, and who trains. "ours" is this project's trainer."""
 
-    part: Literal["steps", "whole", "resume", "time"]
+    part: Literal["steps", "whole", "resume", "time", "recipe"]
     """`resume` is stopped halfway and started again, and `whole` is not. Both use deterministic kernels."""
     who: Literal["ours", "transformers"]
     data: str
@@ -62,7 +66,7 @@ class Task:
     """The number of steps, for all parts but `time`."""
     rate: float = STEPS_RATE
     seconds: float = 0.0
-    """For `time`: how long the run trains."""
+    """For `time` and `recipe`: how long the run trains."""
     every_steps: int = NEVER
     """For `time`: steps between evaluations of our run."""
     every_s: float = 30.0
@@ -70,10 +74,16 @@ class Task:
     pairs: int = 128
     """For `time`: sentence pairs in a step of transformers' run."""
     dropout: float = 0.1
+    recipe: str = ""
+    """For `recipe`: its name in bench/learning_recipes.py."""
+    own_tokens: bool = True
+    """For `recipe`: take the recipe's batch, not `tokens`."""
 
     @property
     def name(self) -> str:
         """The run's name, from which its files are named."""
+        if self.part == "recipe":
+            return f"recipe-{self.recipe}"
         return f"time-{self.size}-{self.who}" if self.part == "time" else f"{self.part}-{self.who}-{self.seed}"
 
     def settings(self) -> dict[str, Any]:
@@ -85,11 +95,15 @@ class Task:
         if self.part == "time":
             of_part["schedule"] = {"name": "constant", "warmup_steps": WARM_UP_STEPS.get(self.size, 200)}
             of_part["evaluation"] = {"every_steps": self.every_steps, "max_pairs": None}
-        return {
+        if self.part == "recipe":
+            of_part = settings_of(self.recipe, seconds=self.seconds, tokens=None if self.own_tokens else self.tokens)
+        settings = {
             "data": self.data,
             "model": {"size": self.size, "dropout": self.dropout, "attention_dropout": self.dropout},
-            "batch": {"tokens": self.tokens, "lanes": 1, "tokens_per_slot": self.tokens},
-            "max_steps": NEVER if self.part == "time" else self.steps,
+            "batch": {}
+            if self.part == "recipe"
+            else {"tokens": self.tokens, "lanes": 1, "tokens_per_slot": self.tokens},
+            "max_steps": NEVER if self.part in TIMED else self.steps,
             "device": self.device,
             "precision": self.precision,
             "launcher": self.launcher,
@@ -98,8 +112,8 @@ class Task:
             "checkpoint": {"every_steps": NEVER},
             "logging": {"tracker": "none"},
             "deterministic": self.part in ("whole", "resume"),
-            **of_part,
         }
+        return join(settings, of_part)
 
     def config(self) -> TrainerConfig:
         """Return the run's settings as a checked config."""
@@ -123,13 +137,17 @@ def list_tasks(
     minutes: float = 3.0,
     every_steps: int | None = None,
     launcher: str = "processes",
+    recipe_size: str = "base",
+    recipe_minutes: float = 10.0,
+    own_tokens: bool = True,
     **changes: Any,
 ) -> Iterator[Task]:
     """Yield all runs: first those of equal steps, then `whole` and `resume`, then those of equal time for each of
-    `sizes`.
+    `sizes`, then the recipes.
 
-    `size` is the model's size in all runs but those of equal time. `minutes`, `every_steps` and `launcher` are settings
-    of the runs of equal time. `changes` are fields of Task for all runs.
+    `size` is the model's size in all runs but those that end by time. `minutes`, `every_steps` and `launcher` are
+    settings of the runs of equal time; `recipe_size`, `recipe_minutes` and `own_tokens` of the recipes. `changes` are
+    fields of Task for all runs.
     """
     for seed in SEEDS:
         yield Task("steps", "transformers", data, seed, size, **changes)
@@ -152,6 +170,11 @@ def list_tasks(
         )
         yield timed
         yield replace(timed, who="transformers")
+    for recipe in RECIPES:
+        seconds, chosen = 60 * recipe_minutes, {"recipe": recipe, "own_tokens": own_tokens}
+        yield Task(
+            "recipe", "ours", data, SEEDS[0], recipe_size, launcher=launcher, seconds=seconds, **chosen, **changes
+        )
 
 
 def derive_pairs(data: str, *, tokens: int) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bench import learning
-from bench.learning_report import make_report
+from bench.learning_recipes import RECIPES
+from bench.learning_report import Section, compare_recipes, make_report
 from bench.learning_tasks import SEEDS, list_tasks, read_curves, write_curve
 from synthetic import write_data_set
 
@@ -26,7 +27,14 @@ def make_curves(folder: Path, **planted: dict[str, Any]) -> Path:
         settings = {key: value for key, value in task.settings().items() if key != "data"}
         curve = {"name": task.name, "part": task.part, "who": task.who, "seed": task.seed, "size": task.size, **shared}
         curve |= {"data": data, "settings": settings, "seconds": task.seconds, "pairs": task.pairs, "took_s": 9.0}
-        if task.part == "time":
+        if task.part == "recipe":
+            low = list(RECIPES).index(task.recipe) / 10
+            curve |= {"start_up_s": 20.0, "first_step_s": 40.0, "mlm": [10.0, 9.0]}
+            curve["evaluations"] = [
+                {"step": int(s), "time_s": s, "mlm_loss": 9.0 - s / 300 - low, "pairs": 64, "masked": 900}
+                for s in (100.0, 300.0, 500.0)
+            ]
+        elif task.part == "time":
             better = 0.5 if task.who == "ours" else 0.0
             seconds = (10.0, 25.0, 55.0, 62.0) if task.who == "ours" else (30.0, 60.0)
             curve |= {"start_up_s": 20.0, "first_step_s": 40.0, "loss": [10.0, 9.0]}
@@ -67,7 +75,7 @@ def test_what_holds_is_rendered_with_pictures(tmp_path: Path) -> None:
     (steps,) = [part for part in text.split("\n## ") if part.startswith("Equal steps")]
     assert "that loss is noisy at these steps and its verdict weak" in steps
     assert {path.name for path in (tmp_path / "docs").glob("*.png")} == {
-        f"learning-{part}.png" for part in ("steps", "resume", "time")
+        f"learning-{part}.png" for part in ("steps", "resume", "time", "recipe")
     }
 
 
@@ -212,6 +220,32 @@ def test_equal_time_evaluates_the_same_rows(data: Path, tmp_path: Path) -> None:
     ]
     assert status == (0 if all(lower) and len(lower) == len(theirs) else 1)
     assert [each["time_s"] for each in ours] == sorted(each["time_s"] for each in ours)
+
+
+def test_recipes_run_for_their_time_and_are_ranked(data: Path, tmp_path: Path) -> None:
+    few = ("--recipe-size", "tiny", "--recipe-minutes", "0.05", "--recipe-tokens", "equal")
+    assert run(data, tmp_path, "recipe-reference,recipe-mosaic", *few) == 0
+    curves = read_curves(tmp_path)
+    assert all(curve["settings"]["max_hours"] == 3 / 3600 for curve in curves.values())
+    assert [curves[f"recipe-{name}"]["settings"]["masking"]["source"] for name in ("mosaic",)] == ["drawn"]
+    losses = {name: curve["evaluations"][-1]["mlm_loss"] for name, curve in curves.items()}
+    assert rank(compare_recipes(curves)) == [name.removeprefix("recipe-") for name in sorted(losses, key=losses.get)]
+
+
+def rank(sections: list[Section]) -> list[str]:
+    (section,) = sections
+    return [line.split(" | ")[0].removeprefix("| ") for line in section.lines[2:] if line.startswith("| ")]
+
+
+def test_recipes_of_unequal_minutes_are_not_ranked(tmp_path: Path) -> None:
+    """The made curves: each recipe ends lower than the one before it, at 500 s of 600."""
+    folder = make_curves(tmp_path / "out")
+    assert rank(compare_recipes(read_curves(folder))) == list(reversed(RECIPES))
+    make_curves(folder, recipe_muon={"seconds": 60.0})
+    (section,) = compare_recipes(read_curves(folder))
+    ((holds, text),) = section.verdicts
+    assert holds is None
+    assert "differ in the minutes: " in text
 
 
 def test_a_run_that_fails_leaves_its_log_and_the_others(data: Path, tmp_path: Path) -> None:
