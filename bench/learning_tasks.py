@@ -171,9 +171,17 @@ def list_tasks(
         yield timed
         yield replace(timed, who="transformers")
     for recipe in RECIPES:
-        seconds, chosen = 60 * recipe_minutes, {"recipe": recipe, "own_tokens": own_tokens}
         yield Task(
-            "recipe", "ours", data, SEEDS[0], recipe_size, launcher=launcher, seconds=seconds, **chosen, **changes
+            "recipe",
+            "ours",
+            data,
+            SEEDS[0],
+            recipe_size,
+            launcher=launcher,
+            seconds=60 * recipe_minutes,
+            recipe=recipe,
+            own_tokens=own_tokens,
+            **changes,
         )
 
 
