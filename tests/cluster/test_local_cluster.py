@@ -99,6 +99,8 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
         assert "one: SUCCEEDED" in call("submit", "status", "one")
         assert "error:" in call("submit", "stop", "two", status=2)
         assert "one  SUCCEEDED  python trainer/run.py --config job.yaml" in call("submit", "list")
+        unpacked = {path.name for path in Path(cluster.folder).glob("session_*/runtime_resources-*")}
+        assert len(unpacked) == len(cluster.processes), "each node unpacks the jobs' code into a folder of its own"
     finally:
         text = call("local", "stop")
     ended_processes = re.search(r"ended (\d+) processes", text)

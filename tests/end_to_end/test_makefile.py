@@ -18,8 +18,9 @@ PYTHON = ".venv/bin/python"
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
-    # `make test ARGS=...` hands its variables on in MAKEFLAGS, and below another make (MAKELEVEL) make prints folders
-    of_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS")
+    # `make test ARGS=...` hands its variables on, itself and in MAKEFLAGS; below another make (MAKELEVEL) make prints
+    # folders
+    of_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
     outside = {key: value for key, value in os.environ.items() if key not in of_make}
     return subprocess.run(["make", "-n", *words], cwd=ROOT, env=outside, capture_output=True, text=True, check=False)
 
