@@ -328,7 +328,7 @@ TROUBLE["none"] = lambda patch, rank: None
 
 
 def die_in_save(rank: int, run: str, victim: int) -> None:
-    config = make_config(zero_stage=1, collective_timeout_s=120)
+    config = make_config(zero_stage=1, collective_timeout_s=20)
     engine = make_engine(config)
     if rank == victim:
         checkpoint_writer.write_part = lambda *args, **kwargs: os._exit(1)
