@@ -123,3 +123,14 @@ def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_name)
     return events
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch with one thread: small models take far longer with two on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

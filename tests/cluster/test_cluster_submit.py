@@ -293,7 +293,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(self.body)
 
     def log_message(self, *_: object) -> None:
-        pass
+        """Say nothing of each request."""
 
 
 ANSWERS = [

@@ -238,7 +238,7 @@ class LocalKubeRay:
                 self.wfile.write(body)
 
             def log_message(self, *arguments: Any) -> None:
-                pass
+                """Say nothing of each request."""
 
         return Handler
 

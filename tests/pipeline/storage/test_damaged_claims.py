@@ -76,7 +76,7 @@ def test_a_folder_that_was_deleted_under_its_command_is_said(part: str, tmp_path
     with hold(folder, timeout_s=1, say=said.append, stop=stop, note_loss=lost.set) as token:
         shutil.rmtree(folder / part)
         with pytest.raises(LeaseError, match="or the folder was deleted or moved"), held(folder, token=token):
-            pass
+            raise AssertionError("the block was entered")
         assert lost.wait(60)
     assert said == [f"output={folder}: the folder was deleted or moved; this one stops"]
     assert stop
