@@ -17,14 +17,14 @@ MODEL ?=
 LDDL_PYTHON ?=
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
-TAKES_ARGS := $(TAKES_CONFIG) export evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
+TAKES_ARGS := $(TAKES_CONFIG) export evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning bench-evaluation cluster check-cluster images test-images
 TAKES_JOB := submit status logs stop
 TAKES_SET := cluster check-cluster images
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
 TAKES_KIND := submit
 TAKES_RUN := export
 TAKES_OUT := export evaluate
-TAKES_DATA := bench-trainer bench-learning evaluate
+TAKES_DATA := bench-trainer bench-learning bench-evaluation evaluate
 TAKES_MODEL := evaluate
 TAKES_LDDL_PYTHON := bench-pipeline
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
@@ -44,7 +44,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export evaluate pretrain test test-gpu chaos check fix bench \
-	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status logs stop local-cluster \
+	bench-pipeline bench-trainer bench-learning bench-evaluation clean cluster check-cluster images test-images submit status logs stop local-cluster \
 	local-cluster-stop of-the-sample
 
 help:  ## Show this list
@@ -123,6 +123,9 @@ bench-trainer:  ## On a GPU host: measure speed and loss of transformers, our en
 
 bench-learning:  ## On a GPU host: compare learning with transformers on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
 	python -m bench.learning $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
+
+bench-evaluation:  ## On a GPU host: fine-tune ours, transformers' and a random BERT on tasks after the same minutes on DATA; ARGS=TASKS, their folder
+	python -m bench.evaluation $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
 cluster: setup  ## Write the files of clusters from the values that you fill in: clusters/SET.yaml (without SET: all; cluster/README.md)
 	$(BIN)/python -m cluster.render $(if $(SET),$(call quote,$(SET))) $(ARGS)

@@ -62,11 +62,29 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Settings of trainer/run.py by the recipe's name."""
+EVALUATION: Mapping[str, Mapping[str, Any]] = {
+    "evaluation-ours": {
+        "model": {"norm": "pre", "dropout": 0.0, "attention_dropout": 0.0},
+        "batch": {"tokens": 65_536},
+        "masking": {"source": "drawn", "rate": 0.25, "whole_words": False},
+        "optimizer": {"name": "muon", "learning_rate": 1e-3, "beta2": 0.98},
+        "schedule": {"name": "linear", "warmup_fraction": 0.25},
+        "cuda_graphs": True,
+    },
+    "evaluation-transformers": {
+        "batch": {"tokens": 32_768},
+        "masking": {"source": "drawn", "rate": 0.15},
+        "optimizer": {"learning_rate": 1e-4},
+        "schedule": {"name": "linear", "warmup_fraction": 0.1},
+    },
+}
+"""What bench/evaluation.py trains, by the recipe's name. Each is the best of those tried for its trainer (docs/LOG.md).
+transformers has neither Muon nor a BERT with LayerNorm before its layers."""
 
 
 def settings_of(recipe: str, *, seconds: float, tokens: int | None = None) -> dict[str, Any]:
     """Return the settings of a run that trains for `seconds`. `tokens` is the batch, or None for the recipe's own."""
-    settings = join(RECIPES[recipe], {"max_hours": seconds / 3600})
+    settings = join({**RECIPES, **EVALUATION}[recipe], {"max_hours": seconds / 3600})
     if tokens is not None:
         settings["batch"]["tokens"] = tokens
     every_steps = max(1, round(EVALUATED_TOKENS / settings["batch"]["tokens"]))

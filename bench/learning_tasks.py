@@ -113,7 +113,10 @@ class Task:
             "logging": {"tracker": "none"},
             "deterministic": self.part in ("whole", "resume"),
         }
-        return join(settings, of_part)
+        joined = join(settings, of_part)
+        if self.device == "cpu":
+            joined.pop("cuda_graphs", None)  # which the trainer refuses there
+        return joined
 
     def config(self) -> TrainerConfig:
         """Return the run's settings as a checked config."""

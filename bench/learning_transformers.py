@@ -1,18 +1,19 @@
 """Does a run of transformers for bench/learning.py in this process, and writes its curve (its losses) to FILE.
 
-Usage: python -m bench.learning_transformers TASK FILE BEGUN
+Usage: python -m bench.learning_transformers TASK FILE BEGUN [MODEL]
 For equal steps, transformers reads our product's rows in the same order, eagerly. The rows of a step are sorted by
 length and divided into PARTS parts, so that padding is short. For equal time, transformers is compiled and reads the
 rows padded to the maximum length, in passes of PASS_ROWS rows. It is evaluated on the held-out rows and masks that our
-product uses.
+product uses. A model that is trained for equal time is saved to the folder MODEL, if that is given.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +35,13 @@ from bench.transformers_bert import (
     send,
     with_places,
 )
-from pipeline.dataset import read_manifest
+from pipeline.dataset import TOKENIZER_FOLDER, read_manifest
 from trainer.config import TrainerConfig
 from trainer.data import MicroBatchStream, OpenPhase, Step, open_phases, resolve_phases, validation_plan
 from trainer.engine import learning_rate
 from trainer.engine.optimizers import build_optimizer
 from trainer.model import to_batch
+from trainer.train import make_masks
 
 PARTS, MULTIPLE = 4, 64
 """For equal steps: the parts of a step, and the multiple of tokens to which each part is padded."""
@@ -68,12 +70,15 @@ class Trainer:
         self._optimizer = build_optimizer(self.model, config=config.optimizer)
         self.step = 0
 
-    def update(self) -> None:
-        """Clip the gradients, and update the weights with the learning rate of the next step."""
+    def update(self, *, hours: float = 0.0) -> None:
+        """Clip the gradients, and update the weights with the learning rate of the next step.
+
+        `hours` is the time used. Learning rates depend on it only with max_hours.
+        """
         self.step += 1
         nn.utils.clip_grad_norm_(self.model.parameters(), self._config.optimizer.clip_norm, foreach=True)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self._config)
+            group["lr"] = learning_rate(self.step, self._config, hours=hours)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -123,11 +128,11 @@ def prepare_steps(task: Task, *, config: TrainerConfig) -> Iterator[Prepared]:
         yield Prepared([with_places(part, pin=pin) for part in padded], step.num_masked, step.num_labelled)
 
 
-def train_for(task: Task, *, begun: float) -> Curve:
+def train_for(task: Task, *, begun: float, model: str = "") -> Curve:
     """Do a run of equal time. Return "loss" (the sum of both losses, for each step), "evaluations" and times.
 
     Times are in seconds and count from the end of the first step. `begun` is the time at which the process was started,
-    in seconds since the epoch.
+    in seconds since the epoch. If `model` is given, the trained model is saved to this folder.
     """
     config = task.config()
     trainer, sums, evaluations = Trainer(task, config=config), [], []
@@ -136,12 +141,16 @@ def train_for(task: Task, *, begun: float) -> Curve:
         trainer.model.compile(dynamic=False)
     steps = prefetch(prepare_passes(task, config=config))
     start_up_s, start = time.time() - begun - trainer.spared_s, time.perf_counter()
-    sums.append(take_step(trainer, next(steps), task=task))
+    first = next(steps)
+    tokens = count_tokens(first)
+    sums.append(take_step(trainer, first, task=task, hours=0.0))
     synchronize(task.device)
     first_step_s = time.perf_counter() - start
     clock, due_s, start = 0.0, task.every_s, time.perf_counter()
     for parts in steps:
-        sums.append(take_step(trainer, parts, task=task))
+        hours = (clock + time.perf_counter() - start) / 3600
+        sums.append(take_step(trainer, parts, task=task, hours=hours))
+        tokens += count_tokens(parts)
         if trainer.step % LOOK:
             continue
         synchronize(task.device)
@@ -154,20 +163,35 @@ def train_for(task: Task, *, begun: float) -> Curve:
             clock, due_s, start = now, task.every_s * (now // task.every_s + 1), time.perf_counter()
     steps.close()  # type: ignore[attr-defined]
     losses = torch.stack(sums).double().cpu().tolist()
-    costs = {"start_up_s": start_up_s, "first_step_s": first_step_s, "took_s": now}
+    if model:
+        save_model(trainer.model, data=task.data, folder=Path(model))
+    costs = {"start_up_s": start_up_s, "first_step_s": first_step_s, "took_s": now, "tokens": tokens}
     return {"loss": losses, "evaluations": evaluations, **costs}
 
 
-def take_step(trainer: Trainer, parts: list[Padded], *, task: Task) -> Tensor:
-    """Make one update, with the loss that transformers itself computes from the labels. Return the loss, a tensor on
-    the device."""
+def save_model(model: Any, *, data: str, folder: Path) -> None:
+    """Save a model of transformers with the tokenizer of a data set."""
+    shutil.copytree(Path(data) / TOKENIZER_FOLDER, folder, dirs_exist_ok=True)
+    model.save_pretrained(folder)
+
+
+def count_tokens(parts: Sequence[Padded]) -> int:
+    """Return the number of tokens of a step, without padding."""
+    return sum(int(part["attention_mask"].sum()) for part in parts)
+
+
+def take_step(trainer: Trainer, parts: list[Padded], *, task: Task, hours: float) -> Tensor:
+    """Make one update, with the loss that transformers itself computes from the labels.
+
+    `hours` is the time used. Return the loss, a tensor on the device.
+    """
     total = torch.zeros((), device=task.device)
     for part in parts:
         with autocast_of(task.precision, device=task.device):
             output = trainer.model(**send(part, task.device))
         (output.loss / len(parts)).backward()
         total += output.loss.detach() / len(parts)
-    trainer.update()
+    trainer.update(hours=hours)
     return total
 
 
@@ -199,7 +223,7 @@ def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
 def read_rows(config: TrainerConfig) -> Iterator[tuple[Step, list[Row]]]:
     """Yield our product's steps without end, each with its rows in order."""
     opened = open_phase(config)
-    stream = MicroBatchStream(opened.plan, config.data)
+    stream = MicroBatchStream(opened.plan, config.data, masks=make_masks(opened))
     try:
         while True:
             step = stream.next_step()
@@ -231,14 +255,14 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main(text: str, path: str, begun: str) -> None:
+def main(text: str, path: str, begun: str, model: str = "") -> None:
     """Do the run that `text` describes (the result of Task.dump), and write its curve to `path`.
 
     `begun` is the time at which the process was started, in seconds since the epoch.
     """
     task = Task.load(text)
     torch.manual_seed(task.seed)
-    curve = train_steps(task) if task.part == "steps" else train_for(task, begun=float(begun))
+    curve = train_steps(task) if task.part == "steps" else train_for(task, begun=float(begun), model=model)
     Path(path).write_text(json.dumps(curve))
 
 

@@ -75,15 +75,24 @@ def test_gradients_compiled_eager_and_in_float32(norm: str, precision: str, drop
                 assert relative(found[name], right) < TOLERANCE[dtype], (reference, name)
 
 
-def make_engine(*, precision: str, stage: int, compiled: bool, vocabulary_size: int = VOCABULARY) -> Engine:
+def make_engine(
+    *,
+    precision: str,
+    stage: int,
+    compiled: bool,
+    vocabulary_size: int = VOCABULARY,
+    micro_batches: int = 1,
+    **settings: Any,
+) -> Engine:
     config = TrainerConfig.model_validate(
         {
             "data": "data", "output": "run", "model": {"size": "mini"}, "batch": {"pairs": 8}, "max_steps": 100,
             "precision": precision, "zero_stage": stage, "compile": compiled, "device": "cuda",
+            **settings,
         }
     )  # fmt: skip
     model = BertForPretraining(config.model, vocabulary_size=vocabulary_size, seed=1)
-    return Engine(model, config=config, device=torch.device("cuda:0"), micro_batches=1)
+    return Engine(model, config=config, device=torch.device("cuda:0"), micro_batches=micro_batches)
 
 
 def train(engine: Engine, batch: Batch, *, steps: int) -> list[float]:
@@ -116,6 +125,40 @@ def test_the_engine_learns_compiled_as_eager(one_rank: None, precision: str, sta
     tolerance = 1e-3 if precision == "fp32" else 0.02
     for curve in (first, second):
         assert curve == pytest.approx(eager, rel=tolerance)
+
+
+@pytest.mark.parametrize("recompute", ["none", "layers"])
+@pytest.mark.parametrize(("precision", "stage"), [("bf16", 1), ("bf16", 2), ("fp16", 1), ("fp32", 1)])
+def test_replayed_kernels_have_the_bits_of_started_ones(
+    one_rank: None, precision: str, stage: int, recompute: str
+) -> None:
+    """Steps of three micro-batches with other rows and lengths each, an evaluation between them."""
+    turned = [LENGTHS[turn:] + LENGTHS[:turn] for turn in range(3)]
+    rows = [random_batch(lengths, vocabulary_size=VOCABULARY, seed=seed) for seed, lengths in enumerate(turned)]
+    batches = [to_gpu(batch) for batch in rows]
+    torch.use_deterministic_algorithms(True)
+    curves = []
+    for cuda_graphs in (False, True):
+        torch._dynamo.reset()
+        settings = {"cuda_graphs": cuda_graphs, "recompute": recompute}
+        engine = make_engine(precision=precision, stage=stage, compiled=True, micro_batches=3, **settings)
+        check_compiled_model(engine, batches[0], precision=precision, seed=3)  # type: ignore[arg-type]
+        losses = []
+        for step in range(8):
+            for index, batch in enumerate(batches):
+                torch.manual_seed(10 * step + index)
+                output = engine(batch)
+                loss = output.mlm_loss_sum / batch.num_masked + output.nsp_loss_sum / batch.num_pairs
+                engine.backward(loss, last=index == len(batches) - 1)
+                losses.append(loss.detach().clone())
+            engine.step(1e-3)
+            with engine.evaluation():
+                losses.append(engine(batches[0]).mlm_loss_sum.clone())
+        curves.append(torch.stack([loss.double() for loss in losses]).tolist())
+        engine.close()
+    torch.use_deterministic_algorithms(False)
+    assert curves[0] == curves[1]
+    assert curves[0][-1] < curves[0][3] - 1.0
 
 
 def test_the_self_check_finds_a_lost_gradient(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:

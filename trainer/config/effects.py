@@ -237,6 +237,13 @@ def _find_in_evaluation(config: TrainerFields) -> Iterator[IdleSetting]:
 def _find_in_engine(config: TrainerFields) -> Iterator[IdleSetting]:
     if config.compile is False:
         yield IdleSetting("self_check", "it checks compiled models, and compile=False", "leave compile out")
+    if config.compile is False:
+        yield IdleSetting("cuda_graphs", "it records compiled models, and compile=False", "leave compile out")
+    elif config.zero_stage not in (1, 2):
+        why = f"it needs zero_stage=1 or 2, and zero_stage={config.zero_stage}"
+        yield IdleSetting("cuda_graphs", why, "set zero_stage=1")
+    elif config.device == "cpu":
+        yield IdleSetting("cuda_graphs", "the run is on the CPU", "leave cuda_graphs out")
     if config.precision == "fp32":
         why = "precision=fp32 sends fp32 anyway"
         yield IdleSetting("communication_data_type", why, "set precision=bf16 or fp16")

@@ -64,6 +64,10 @@ class TrainerFields(Settings):
     layers if a step, or a derived micro-batch of 2,048 tokens, would otherwise not fit the smallest GPU."""
     compile: bool | None = None
     """Compile the model with torch.compile, which takes a minute at the start. Null: on GPUs with ZeRO 0 to 2."""
+    cuda_graphs: bool = False
+    """Record the kernels of a compiled pass once and replay them (CUDA graphs), so that the host does not start each
+    one. Faster if micro-batches are small for the GPU: 2.4 times with 8,192 tokens for BERT-Base on an H200, 1.2 times
+    for BERT-Large. ZeRO 1 and 2 only."""
     self_check: bool = True
     """Before the first step of a compiled run, compare losses and gradients with those of the eager model, and stop if
     they differ. Takes seconds."""

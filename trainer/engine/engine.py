@@ -116,9 +116,11 @@ class Engine:
             for module in self.module.modules():
                 module.parameters_persist = False
         self.compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
+        self.cuda_graphs = self.compiled and config.cuda_graphs and device.type == "cuda"
         if self.compiled:
             # Draw random numbers like eager code, so that the same seed gives the same dropout in both.
-            self.module.compile(dynamic=False, options={"fallback_random": True})
+            options = {"fallback_random": True, "triton.cudagraphs": self.cuda_graphs}
+            self.module.compile(dynamic=False, options=options)
         self._count_updates = partial(count_updates, config=config.optimizer)
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
         self._skips_on_host = isinstance(optimizer, RuleOptimizer)

@@ -3,7 +3,8 @@
 A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the very graph
 that will be trained, on the run's first micro-batch. Dropout stays on: its masks depend on the seed alone, so the
 compiled pass and the eager pass have the same masks. The eager pass is the cost of the check. The compiled pass costs
-little, because training needs the compilation anyway.
+little, because training needs the compilation anyway. With CUDA graphs the check compares a replay, with another seed
+than the recorded pass had.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ because some gradients are sums that cancel to rounding errors (the next-sentenc
 parameter has 1% of the whole norm, so in bf16 a tenth of its norm may be missing unnoticed."""
 FP16_SCALE = 1024.0
 """Loss scale of the check in fp16, where small gradients would otherwise become zero."""
+_BEFORE_REPLAY = 2
+"""Passes before torch replays a CUDA graph: one to warm up, one that is recorded."""
 _SHOWN = 4
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, 
     eager = _run_eager(engine, batch, seed=seed, precision=precision)
     complaints: list[str] = []
     if eager is not None:
+        for _ in range(_BEFORE_REPLAY if engine.cuda_graphs else 0):
+            _run(engine, batch, seed=seed + 1, stance="default", precision=precision)
         compiled = _run(engine, batch, seed=seed, stance="default", precision=precision)
         complaints = compare(compiled, eager, precision=precision)
     answers: list[list[str]] = [[] for _ in range(engine.world_size)]

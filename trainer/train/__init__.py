@@ -11,4 +11,4 @@ from trainer.train.branch import (
 )
 from trainer.train.evaluate import Evaluator
 from trainer.train.link import Job, Link, Outcome, WorkerPlace
-from trainer.train.worker import backend_of, warn_of_cpu, work
+from trainer.train.worker import backend_of, make_masks, warn_of_cpu, work

@@ -132,6 +132,10 @@ IDLE = [
         ["batch.lanes=2", "phases=[{max_steps: 9, batch: {lanes: 4}}, {batch: {lanes: 8}}]"],
         r"batch\.lanes=2 has no effect: every phase has its own",
     ),
+    (["cuda_graphs=true", "compile=false"], r"cuda_graphs=True has no effect: .*compile=False; leave compile out"),
+    (["cuda_graphs=true", "zero_stage=3"], r"cuda_graphs=True has no effect: it needs zero_stage=1 or 2"),
+    (["cuda_graphs=true", "zero_stage=0", "precision=fp32"], r"cuda_graphs=True has .*zero_stage=0; set zero_stage=1"),
+    (["cuda_graphs=true", "device=cpu"], r"cuda_graphs=True has no effect: the run is on the CPU; leave cuda_graphs"),
     (["self_check=false", "compile=false"], r"self_check=False has no effect: .*compile=False; leave compile out"),
     (
         ["communication_data_type=fp32", "precision=fp32"],
@@ -178,6 +182,7 @@ def test_all_of_them_are_named_at_once() -> None:
         ["evaluation.every_steps=1001"],
         ["evaluation.max_pairs=7", "phases=[{max_steps: 9, evaluation: {max_pairs: 5}}, {}]"],
         ["self_check=false"],
+        ["cuda_graphs=true", "zero_stage=2"],
         ["communication_data_type=fp32"],
     ],
 )

@@ -21,6 +21,7 @@ from small_runs import make_config, run, run_rank, write_small_set
 from toy_training import gather_state
 from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
+from trainer.engine import self_check
 from trainer.engine.self_check import PassResult, check_compiled_model, compare
 from trainer.launch.run_directory import write_config
 from trainer.model import heads
@@ -173,8 +174,8 @@ def run_compiled(rank: int, config: TrainerConfig, planted: bool) -> tuple[str, 
 def test_a_run_stops_before_its_first_step(worker_group: Groups, tmp_path: Path) -> None:
     data = write_small_set(tmp_path / "data")
     outcomes = {}
-    for name, planted, self_check in (("sound", False, True), ("faulty", True, True), ("unchecked", True, False)):
-        config = make_config(data, tmp_path / name, max_steps=2, workers=1, compile=True, self_check=self_check)
+    for name, planted, checked in (("sound", False, True), ("faulty", True, True), ("unchecked", True, False)):
+        config = make_config(data, tmp_path / name, max_steps=2, workers=1, compile=True, self_check=checked)
         write_config(config)
         ((refused, steps),) = worker_group(1).run(run_compiled, config, planted)
         outcomes[name] = ("compile=false" in refused, steps)
@@ -259,3 +260,29 @@ def test_a_run_is_evaluated_after_a_tenth(worker_group: Groups, tmp_path: Path) 
         run(worker_group(1), config)
         records = read_json_lines(tmp_path / str(max_steps) / EVALUATIONS_NAME)
         assert [record["step"] for record in records] == steps
+
+
+def list_passes(rank: int) -> list[tuple[str, int]]:
+    """(stance, seed) of each pass of the check with CUDA graphs."""
+    engine = make_bert_engine(stage=1, precision="bf16")
+    engine.cuda_graphs = True
+    run, passes = self_check._run, []
+
+    def record(*args: Any, seed: int, stance: str, **options: Any) -> PassResult:
+        passes.append((stance, seed))
+        return run(*args, seed=seed, stance=stance, **options)
+
+    self_check._run = record
+    try:
+        batch = random_batch([9, 30], vocabulary_size=VOCABULARY)
+        check_compiled_model(engine, batch, precision="bf16", seed=5)
+    finally:
+        self_check._run = run
+        engine.close()
+    return passes
+
+
+def test_with_cuda_graphs_the_check_compares_a_replay(worker_group: Groups) -> None:
+    """torch records the second pass. The third has another seed, and is the first that torch replays."""
+    (passes,) = worker_group(1).run(list_passes)
+    assert passes == [("force_eager", 5), ("default", 6), ("default", 6), ("default", 5)]
