@@ -27,7 +27,7 @@ import yaml
 from bench.cards import name_card
 from bench.learning import visible_gpus
 from bench.learning_ours import ROOT, Start, time_evaluations
-from bench.learning_tasks import TOKENS, Curve, Task, curve_path, derive_pairs, describe_run, write_curve
+from bench.learning_tasks import NEVER, TOKENS, Curve, Task, curve_path, derive_pairs, describe_run, write_curve
 from bench.learning_transformers import save_model
 from bench.transformers_bert import build_model, initial_state
 from pipeline.dataset import read_manifest
@@ -77,6 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("tasks", help="folder of the tasks' files, as --data of trainer.finetune")
     add("--out", default=str(ROOT / "bench" / "out" / "evaluation"), help="folder of models, results and tables")
     add("--minutes", type=float, default=12.0, help="of pretraining; compilation counts for ours, not for transformers")
+    add("--max-steps", type=int, default=NEVER, help="of pretraining, if they end before the minutes")
     add("--size", default="base", help="of the model")
     add("--tokens", type=int, help="a step; the recipe's own if left out")
     add("--every-s", type=float, default=30.0, help="seconds between evaluations of transformers")
@@ -107,6 +108,7 @@ def make_task(who: Any, *, data: str, options: argparse.Namespace) -> Task:
         tokens=options.tokens or TOKENS,
         seconds=60 * options.minutes,
         every_s=options.every_s,
+        max_steps=options.max_steps,
     )
     tokens = task.settings()["batch"]["tokens"]
     return task if who == "ours" else replace(task, pairs=derive_pairs(data, tokens=tokens))
@@ -124,12 +126,13 @@ def pretrain_ours(task: Task, *, folder: Path, environment: Mapping[str, str]) -
     with (folder / "ours.log").open("a") as log:
         command = [sys.executable, "trainer/run.py", "--config", str(config)]
         start = Start(command, run=run, environment=environment, log=log)
-        start.go(seconds=task.seconds / 2)
+        start.go(seconds=task.seconds / 2, stop_at=task.max_steps // 2)
         stopped, began_s = read_json_lines(run / METRICS_NAME)[-1], start.first_s
         start.go()
     steps, evaluations = read_json_lines(run / METRICS_NAME), read_json_lines(run / EVALUATIONS_NAME)
-    if steps[-1]["hours"] < 0.99 * task.seconds / 3600:
-        raise RuntimeError(f"trainer/run.py ended after {steps[-1]['hours']:.2f} hours; see {folder / 'ours.log'}")
+    last = steps[-1]
+    if last["hours"] < 0.99 * task.seconds / 3600 and last["step"] < task.max_steps:
+        raise RuntimeError(f"trainer/run.py ended after {last['hours']:.2f} hours; see {folder / 'ours.log'}")
     subprocess.run([sys.executable, "-m", "trainer.export", str(run), str(folder / "ours")], cwd=ROOT, check=True)
     return {
         "mlm": [step["mlm_loss"] for step in steps],

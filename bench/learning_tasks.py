@@ -67,6 +67,8 @@ class Task:
     rate: float = STEPS_RATE
     seconds: float = 0.0
     """For `time` and `recipe`: how long the run trains."""
+    max_steps: int = NEVER
+    """For `time` and `recipe`: the step after which the run ends at the latest."""
     every_steps: int = NEVER
     """For `time`: steps between evaluations of our run."""
     every_s: float = 30.0
@@ -103,7 +105,7 @@ class Task:
             "batch": {}
             if self.part == "recipe"
             else {"tokens": self.tokens, "lanes": 1, "tokens_per_slot": self.tokens},
-            "max_steps": NEVER if self.part in TIMED else self.steps,
+            "max_steps": self.max_steps if self.part in TIMED else self.steps,
             "device": self.device,
             "precision": self.precision,
             "launcher": self.launcher,

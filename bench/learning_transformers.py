@@ -155,10 +155,11 @@ def train_for(task: Task, *, begun: float, model: str = "") -> Curve:
             continue
         synchronize(task.device)
         now = clock + time.perf_counter() - start
-        if now >= due_s:
+        is_over = now >= task.seconds or trainer.step >= task.max_steps
+        if is_over or now >= due_s:
             evaluations.append({**trainer.evaluate(held_out), "time_s": now})
             print(evaluations[-1], flush=True)
-            if now >= task.seconds:
+            if is_over:
                 break
             clock, due_s, start = now, task.every_s * (now // task.every_s + 1), time.perf_counter()
     steps.close()  # type: ignore[attr-defined]
