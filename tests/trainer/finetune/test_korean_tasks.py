@@ -14,6 +14,9 @@ from trainer.demonstrate import FillMask
 from trainer.features import main as write_features
 from trainer.finetune import finetune
 from trainer.finetune.answers import f1_of, matches
+from trainer.finetune.endings import count_cut, learn_endings
+from trainer.finetune.examples import Question
+from trainer.finetune.features import TextEncoder
 
 GRAVITY, LIGHT, FORCE = "\uc911\ub825", "\ud587\ube5b", "\uc804\uae30"
 OF, WHAT, STRONG = "\uc758", "\ubb34\uc5c7", "\ud06c\ub2e4"
@@ -60,6 +63,31 @@ def test_an_answer_inside_a_word_comes_without_the_ending(model: Path, tmp_path:
     assert found.metrics["dev"]["exact_match"] == found.metrics["dev"]["answer_f1"] == 1.0
     assert not matches(GRAVITY + OF, gold=GRAVITY, rules="korquad"), "the whole word is not the answer"
     assert f1_of(GRAVITY + OF, gold=GRAVITY, rules="korquad") == pytest.approx(0.8), "2 of 3 syllables"
+
+
+def test_an_ending_inside_a_piece_is_cut_where_training_answers_stop_before_it(tmp_path: Path) -> None:
+    """The vocabulary has only the end of the noun with its particle; a noun that ends like a particle stays whole."""
+    nouns = [noun[0] for noun in (GRAVITY, LIGHT, FORCE)]
+    ends = [f"##{noun[1:]}{OF}" for noun in (GRAVITY, LIGHT, FORCE)]
+    notice = "\uc8fc" + OF  # ends with the syllable of the particle, but is all noun
+    words = [*SPECIAL, *nouns, *ends, "\uc8fc", f"##{OF}", notice, WHAT, STRONG, "."]
+    model = write_model(tmp_path / "model", words=words, lowercase=False)
+    write_korquad(tmp_path)
+    config = make_config("korquad", model=model, data=tmp_path, output=tmp_path / "out", max_length=32, epochs=8.0)
+    found = finetune(config, say=lambda line: None)
+    assert found is not None
+    texts = json.loads((tmp_path / "out" / "predictions.json").read_text(encoding="utf-8"))
+    assert [texts[f"dev{number}"] for number in range(6)] == [GRAVITY, LIGHT, FORCE] * 2
+    assert found.metrics["dev"]["exact_match"] == 1.0
+
+    encoder = TextEncoder(model, max_length=32)
+    stops = [Question("0", WHAT, f"{GRAVITY}{OF} {STRONG}", ((GRAVITY, 0),))] * 6
+    whole = [Question("1", WHAT, f"{notice} {STRONG}", ((notice, 0),))] * 5
+    endings = learn_endings([*stops, *whole], encoder=encoder)
+    assert endings == {OF: True}, "6 of 11 answers stop before it"
+    assert count_cut(GRAVITY[1:] + OF, endings=endings) == 1
+    assert count_cut(OF, endings=endings) == 0, "a whole piece is never cut"
+    assert count_cut(notice, endings=learn_endings([*stops[:5], *whole, *whole], encoder=encoder)) == 0
 
 
 def test_one_syllable_has_another_vector_in_another_sentence(model: Path, tmp_path: Path) -> None:
