@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from pipeline.tokenizer.tokenizer import WordTokenizer
+from task_models import SPECIAL, write_model
 
 PAGES = ("README*.md", "CONTRIBUTING.md", "docs/**/*.md", "cluster/README.md")
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -55,14 +59,22 @@ def test_a_korean_page_has_the_commands_sections_and_links_of_the_english_one(re
     assert f"]({korean.name})" in texts[0]
 
 
-def test_added_words_stand_behind_the_models_own(repository: Path, tmp_path: Path) -> None:
-    """The command of docs/how-to/add-words.md, with its paths."""
+def test_added_words_stand_behind_the_models_own_and_leave_its_rows_alone(repository: Path, tmp_path: Path) -> None:
+    """The command and the check of docs/how-to/add-words.md, with its paths."""
     page = repository / "docs" / "how-to" / "add-words.md"
     (command,) = [line for block in blocks_of(page) for line in block if line.startswith("(cat ")]
-    own = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", ".", "##s"]
-    (tmp_path / "models/bert").mkdir(parents=True)
-    (tmp_path / "models/bert/vocab.txt").write_text("\n".join(own) + "\n")
-    (tmp_path / "words.txt").write_text("\n".join([*own[:5], "##s", ".x", "heart", "##them", "."]) + "\n")
+    model = write_model(tmp_path / "models/bert")
+    own = (model / "vocab.txt").read_text().split()
+    (tmp_path / "words.txt").write_text(
+        "\n".join([*SPECIAL, "the", "heartless", "##them", ".", "\ubc30"]) + "\n", "utf-8"
+    )
     command = command.replace("/corpora/mine-words.txt", "words.txt")
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
-    assert (tmp_path / "both.txt").read_text().split() == [*own, ".x", "heart", "##them"]
+    both = tmp_path / "both.txt"
+    assert both.read_text("utf-8").split() == [*own, "heartless", "##them", "\ubc30"]
+
+    (check,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    WordTokenizer.from_path(both, lowercase=True).save(tmp_path / "tokenizer")
+    check = check.replace("models/bert", str(model)).replace("/datasets/mine/tokenizer", str(tmp_path / "tokenizer"))
+    done = subprocess.run([sys.executable, "-c", check], cwd=repository, check=True, capture_output=True, text=True)
+    assert done.stdout == f"word table: {len(own)} rows by token text, 2 means of pieces, 1 drawn\n"
