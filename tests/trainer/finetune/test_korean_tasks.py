@@ -93,7 +93,7 @@ def test_an_ending_inside_a_piece_is_cut_where_training_answers_stop_before_it(t
 def test_one_syllable_has_another_vector_in_another_sentence(model: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text(f"{HARBOUR}\n{FRUIT}\n", encoding="utf-8")
 
-    def vectors(layer: int) -> list[np.ndarray]:  # type: ignore[type-arg]
+    def vectors(layer: int) -> list[np.ndarray]:
         out = str(tmp_path / f"{layer}.parquet")
         words = ["--model", str(model), "--input", str(tmp_path / "texts.txt"), "--output", out, "pool=tokens"]
         assert write_features([*words, f"layers.numbers=[{layer}]", "device=cpu"]) == 0
