@@ -1,5 +1,6 @@
 # `make help` lists the targets.
-# Variables: CONFIG=file.yaml (download, estimate, preprocess, vocabulary, train, submit), ARGS="key.sub=value ..." (passed on), PYTHON.
+# Variables: CONFIG=file.yaml (download, estimate, preprocess, vocabulary, train, submit), ARGS="key.sub=value ..." (passed on), PYTHON,
+# LANGUAGE=ko (sample, pretrain: the Korean sample).
 # A variable that the target does not take is refused; otherwise `make preprocess CONFG=my.yaml` would build the sample.
 
 PYTHON ?= python3
@@ -15,6 +16,8 @@ SET ?=
 DATA ?=
 MODEL ?=
 LDDL_PYTHON ?=
+# Not taken from the environment, where LANGUAGE belongs to gettext.
+LANGUAGE := en
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
 TAKES_ARGS := $(TAKES_CONFIG) export evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning bench-evaluation cluster check-cluster images test-images
@@ -27,6 +30,7 @@ TAKES_OUT := export evaluate
 TAKES_DATA := bench-trainer bench-learning bench-evaluation evaluate
 TAKES_MODEL := evaluate
 TAKES_LDDL_PYTHON := bench-pipeline
+TAKES_LANGUAGE := sample pretrain
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
 GIVEN := $(foreach name,$(filter-out $(ANYWHERE),$(.VARIABLES)),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 IGNORED := $(strip $(foreach name,$(GIVEN),$(if $(filter $(TAKES_$(name)),$(MAKECMDGOALS)),,$(name)=$($(name)))))
@@ -37,6 +41,7 @@ give settings as ARGS="$(IGNORED)"); put environment variables before make)
 endif
 
 quote = '$(subst ','\'',$1)'
+OF_LANGUAGE := $(if $(filter-out en,$(LANGUAGE)),-$(LANGUAGE))
 OUTSIDE_CONFIG := $(if $(CONFIG),--config $(call quote,$(CONFIG)),)
 
 export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
@@ -45,7 +50,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export evaluate pretrain test test-gpu chaos check fix bench \
 	bench-pipeline bench-trainer bench-learning bench-evaluation clean cluster check-cluster images test-images submit status logs stop local-cluster \
-	local-cluster-stop of-the-sample
+	local-cluster-stop of-the-sample of-a-language
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -59,8 +64,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,trainer,test]'
 	touch $@
 
-sample: setup  ## Fetch the sample corpus (real Wikipedia pages and public-domain books) into data/sample
-	$(BIN)/python -m pipeline.download sample data/sample
+sample: setup of-a-language  ## Fetch the sample corpus (Wikipedia pages and books; LANGUAGE=ko: Korean law texts) into data/sample
+	$(BIN)/python -m pipeline.download sample data/sample$(OF_LANGUAGE) $(filter-out en,$(LANGUAGE))
 
 download: setup  ## Fetch the dumps that CONFIG names; list the files that you must bring yourself
 	$(BIN)/python -m pipeline.download config $(OUTSIDE_CONFIG) $(ARGS)
@@ -84,11 +89,14 @@ evaluate: setup  ## Fine-tune MODEL on every task whose files are in DATA; table
 	@[ -n $(call quote,$(MODEL)) ] && [ -n $(call quote,$(DATA)) ] || { echo 'make evaluate needs MODEL=EXPORT and DATA=FOLDER, the tasks to fine-tune on; see docs/how-to/finetune.md' >&2; exit 2; }
 	$(BIN)/python -m trainer.finetune --task all --model $(call quote,$(MODEL)) --data $(call quote,$(DATA)) --output $(call quote,$(if $(filter command,$(firstword $(origin OUT))),$(OUT),$(patsubst %/,%,$(MODEL))-tasks)) $(ARGS)
 
-pretrain: of-the-sample sample  ## Do everything on the sample: fetch, preprocess, train, evaluate, export, show
-	$(BIN)/python pipeline/run.py
-	$(BIN)/python trainer/run.py
-	$(BIN)/python -m trainer.export runs/sample runs/sample/export
-	$(BIN)/python -m trainer.demonstrate runs/sample/export --held-out data/sample-set
+pretrain: of-the-sample sample  ## Do everything on the sample (LANGUAGE=ko: Korean): fetch, preprocess, train, evaluate, export, show
+	$(BIN)/python pipeline/run.py $(if $(OF_LANGUAGE),--config pipeline/configs/sample_$(LANGUAGE).yaml)
+	$(BIN)/python trainer/run.py $(if $(OF_LANGUAGE),--config trainer/configs/sample_$(LANGUAGE).yaml)
+	$(BIN)/python -m trainer.export runs/sample$(OF_LANGUAGE) runs/sample$(OF_LANGUAGE)/export
+	$(BIN)/python -m trainer.demonstrate runs/sample$(OF_LANGUAGE)/export --held-out data/sample$(OF_LANGUAGE)-set
+
+of-a-language:
+	@[ $(call quote,$(LANGUAGE)) = en ] || [ $(call quote,$(LANGUAGE)) = ko ] || { echo 'LANGUAGE=... is the language of the sample: en or ko' >&2; exit 2; }
 
 of-the-sample:
 	@[ -z $(call quote,$(CONFIG)$(ARGS)) ] || { echo 'make pretrain takes no CONFIG and no ARGS, it is the sample; use make preprocess CONFIG=... and make train CONFIG=...' >&2; exit 2; }
@@ -158,4 +166,4 @@ local-cluster-stop:  ## End the processes that `make local-cluster` started, and
 	$(BIN)/python -m cluster.local stop
 
 clean:  ## Remove caches and the sample's products; your own data/ and runs/ stay
-	rm -rf data/sample data/sample-set runs/sample build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf data/sample data/sample-set runs/sample data/sample-ko data/sample-ko-set runs/sample-ko build .pytest_cache .mypy_cache .ruff_cache .hypothesis

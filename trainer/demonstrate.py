@@ -47,7 +47,8 @@ NUM_COUNTED = 500
 """Number of held-out texts to try. NUM_SHOWN of these texts are shown, with the same share of right guesses as in
 all."""
 LETTERS = 4
-"""Least number of letters of a masked word. Shorter words are often so common that they are guessed without context."""
+"""Least number of letters of a masked word. Shorter words are often so common that they are guessed without context. A
+Hangul syllable has two letters or three, and counts as two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_word(ids: Sequence[int], *, place: int, tokens: Sequence[str]) -> bool:
     word, following = tokens[ids[place]], tokens[ids[place + 1]]
-    return len(word) >= LETTERS and word.isalnum() and not following.startswith("##")
+    letters = len(word) + sum("\uac00" <= letter <= "\ud7a3" for letter in word)
+    return letters >= LETTERS and word.isalnum() and not following.startswith("##")
 
 
 def _one_text(ids: Sequence[int], *, masks: Sequence[int]) -> Batch:

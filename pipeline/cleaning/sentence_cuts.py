@@ -160,7 +160,7 @@ def _ends_between(part: str, at: int, token: str, after: str, rules: EndRules, *
         return False
     first = after[0]
     if rules.language == "ko":
-        return bare.endswith("\ub2e4")
+        return bare.endswith("\ub2e4") and len(bare) > 1  # da. alone is an item of a list
     if first.isdigit():
         if "digit_goes_on" not in rules.habits or word in rules.may_end:
             return False

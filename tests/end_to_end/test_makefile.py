@@ -38,6 +38,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
         (["status", "SET=east"], "make status does not take SET=east; it takes JOB= RAY_ADDRESS=;"),
         (["evaluate", "RUN=runs/mine"], "make evaluate does not take RUN=runs/mine; it takes ARGS= DATA= MODEL= OUT=;"),
+        (["preprocess", "LANGUAGE=ko"], "make preprocess does not take LANGUAGE=ko; it takes ARGS= CONFIG=;"),
         (["check", "ARGS=x"], "make check does not take ARGS=x; put environment variables before make"),
     ],
 )
@@ -92,3 +93,26 @@ def test_a_path_with_spaces_stays_one_word(words: list[str], command: list[str])
 def test_every_target_of_the_sample_can_be_planned() -> None:
     assert make("pretrain").returncode == 0
     assert "make pretrain takes no CONFIG" in make("pretrain", "CONFIG=it's.yaml").stdout
+
+
+def test_the_korean_sample_has_a_whole_path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # -o setup: the environment of this checkout is as it is
+    plan = make("pretrain", "LANGUAGE=ko", "-o", "setup").stdout.splitlines()
+    assert [shlex.split(line) for line in plan[-5:]] == [
+        [PYTHON, "-m", "pipeline.download", "sample", "data/sample-ko", "ko"],
+        [PYTHON, "pipeline/run.py", "--config", "pipeline/configs/sample_ko.yaml"],
+        [PYTHON, "trainer/run.py", "--config", "trainer/configs/sample_ko.yaml"],
+        [PYTHON, "-m", "trainer.export", "runs/sample-ko", "runs/sample-ko/export"],
+        [PYTHON, "-m", "trainer.demonstrate", "runs/sample-ko/export", "--held-out", "data/sample-ko-set"],
+    ]
+    english = make("pretrain", "-o", "setup").stdout
+    monkeypatch.setenv("LANGUAGE", "ko:en")  # gettext's
+    assert make("pretrain", "-o", "setup").stdout == english
+    assert "-ko" not in english
+
+
+def test_a_language_without_a_sample_is_refused() -> None:
+    command = ["make", "-o", "setup", "sample", "LANGUAGE=kr"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "LANGUAGE=... is the language of the sample: en or ko" in refused.stderr

@@ -106,3 +106,11 @@ def test_examples_are_in_the_languages_of_the_model(tmp_path: Path, languages: s
     expected = [text for language in shown for text in demonstrate.EXAMPLES[language]]
     assert demonstrate.find_examples(tmp_path) == expected
     assert all(text.count("[MASK]") == 1 for text in expected)
+
+
+def test_a_hangul_syllable_counts_as_two_letters() -> None:
+    """Korean words have two to four syllables; with one syllable a letter, few held-out words would be tried."""
+    tokens = ["\uad6d\ubbfc", "\ubc95", "\ub300\ud1b5\ub839", "##\uc740", "king", "the", "\uad6d."]
+    ids = [0, 1, 2, 3, 4, 5, 6, 0]
+    tried = [demonstrate._is_word(ids, place=place, tokens=tokens) for place in range(7)]
+    assert tried == [True, False, False, False, True, False, False]

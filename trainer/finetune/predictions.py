@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.finetune.endings import count_cut
 from trainer.finetune.examples import Example, Question, TaggedExample
 from trainer.finetune.features import Feature
 
@@ -84,10 +85,19 @@ def to_tags(
 
 
 def to_answers(
-    logits: Sequence[Logits], *, features: Sequence[Feature], examples: Sequence[Example], longest: int, num_best: int
+    logits: Sequence[Logits],
+    *,
+    features: Sequence[Feature],
+    examples: Sequence[Example],
+    longest: int,
+    num_best: int,
+    endings: Mapping[str, bool] | None = None,
 ) -> list[Prediction]:
-    """The best spans of each question's windows; `longest`: tokens of an answer. logits [tokens, 2] each."""
-    spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
+    """The best spans of each question's windows; `longest`: tokens of an answer. logits [tokens, 2] each.
+
+    `endings` (trainer.finetune.endings) says which ends of words to cut off.
+    """
+    spans: list[list[tuple[float, int, int, int]]] = [[] for _ in examples]
     nulls = [np.inf] * len(examples)
     for feature, values in zip(features, logits, strict=True):
         nulls[feature.example] = min(nulls[feature.example], float(values[0].sum()))
@@ -96,8 +106,9 @@ def to_answers(
     for example, own, null in zip(examples, spans, nulls, strict=True):
         assert isinstance(example, Question)
         best: dict[str, float] = {}
-        for score, start, end in sorted(own, key=lambda span: (-span[0], span[1], span[2])):
-            best.setdefault(example.context[start:end], score)
+        for score, start, last, end in sorted(own, key=lambda span: (-span[0], span[1], span[3])):
+            stop = end - count_cut(example.context[last:end], endings=endings) if endings else end
+            best.setdefault(example.context[start:stop], score)
             if len(best) == num_best:
                 break
         kept = tuple(Answer(text, score) for text, score in best.items()) or (Answer("", float(null)),)
@@ -105,8 +116,8 @@ def to_answers(
     return answers
 
 
-def _best_spans(feature: Feature, values: Logits, *, longest: int, num_best: int) -> list[tuple[float, int, int]]:
-    """Score, first and last character of the best spans of a window."""
+def _best_spans(feature: Feature, values: Logits, *, longest: int, num_best: int) -> list[tuple[float, int, int, int]]:
+    """Score, first character, first character of the last piece, and end of the best spans of a window."""
     inside = np.array(feature.places) >= 0
     widest = np.array(feature.widest)
     starts = [place for place in np.argsort(-values[:, 0], kind="stable") if inside[place] and widest[place]]
@@ -116,5 +127,5 @@ def _best_spans(feature: Feature, values: Logits, *, longest: int, num_best: int
         for end in ends[:num_best]:
             if start <= end < start + longest:
                 score = float(values[start, 0] + values[end, 1])
-                found.append((score, feature.places[start], feature.ends[end]))
+                found.append((score, feature.places[start], feature.places[end], feature.ends[end]))
     return found

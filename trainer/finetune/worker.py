@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeline.units import count_of
 from trainer.config import TrainerConfig
 from trainer.finetune import answers, outputs, predictions, scores
 from trainer.finetune.config import FinetuneConfig
+from trainer.finetune.endings import learn_endings
 from trainer.finetune.examples import Example, Question, TaggedExample, TaskDataError, TextExample
 from trainer.finetune.features import TextEncoder, make_features
 from trainer.finetune.heads import TaskModel
@@ -113,9 +114,9 @@ def find_labels(task: Task, *, examples: Sequence[Example]) -> tuple[str, ...]:
 
 def predict(
     model: TaskModel, *, task: Task, examples: Sequence[Example], encoder: TextEncoder, labels: Sequence[str],
-    config: FinetuneConfig, ranks: Ranks,
+    config: FinetuneConfig, ranks: Ranks, endings: Mapping[str, bool] | None = None,
 ) -> list[Prediction]:  # fmt: skip
-    """Return what the model says of each example of a split, on every rank."""
+    """Return what the model says of each example of a split, on every rank. qa: `endings` are cut off answers."""
     features = make_features(examples, encoder=encoder, labels=labels, stride=config.stride)
     logits = compute_logits(model, features=features, batch_size=config.evaluation_batch_size, ranks=ranks)
     if task.kind == "regression":
@@ -126,7 +127,8 @@ def predict(
         return predictions.to_tags(logits, features=features, examples=examples, labels=labels)
     if task.kind == "qa":
         return predictions.to_answers(logits, features=features, examples=examples,
-                                      longest=config.max_answer_length, num_best=config.num_best)  # fmt: skip
+                                      longest=config.max_answer_length, num_best=config.num_best,
+                                      endings=endings)  # fmt: skip
     return predictions.to_classes(logits, labels=labels)
 
 
@@ -138,9 +140,10 @@ def evaluate(
     found: dict[str, dict[str, float]] = {}
     files: list[str] = []
     threshold: float | None = None
+    endings = learn_endings(splits.train, encoder=encoder) if task.answer_rules == "korquad" else None
     for split, examples in splits.evaluated.items():
         predicted = predict(model, task=task, examples=examples, encoder=encoder, labels=labels, config=config,
-                            ranks=ranks)  # fmt: skip
+                            ranks=ranks, endings=endings)  # fmt: skip
         if ranks.rank:
             continue
         unanswerable = any(isinstance(example, Question) and example.answers == () for example in examples)

