@@ -26,9 +26,9 @@ class TaskModel(nn.Module):
     """Encoder, pooler unless the head is on tokens, dropout, and a dense layer.
 
     Takes the encoder and pooler of `bert` over, whose other heads are removed. The new weights are drawn by `seed`, the
-    pooler's too where nothing has trained it (`pooler_trained` False). A causal model keeps its mask. Its row is read at
-    the last token, as in GPT-1, because [CLS] sees only itself. With `bilstm`, a bidirectional LSTM replaces the pooler;
-    a row is then the last state of each direction.
+    pooler's too where nothing has trained it (`pooler_trained` False). A causal model keeps its mask. Its row is read
+    at the last token, as in GPT-1, because [CLS] sees only itself. With `bilstm`, a bidirectional LSTM replaces the
+    pooler; a row is then the last state of each direction.
     """
 
     def __init__(
