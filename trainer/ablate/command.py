@@ -24,6 +24,8 @@ from trainer.launch import WorkerError, check, train
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 
 PROGRAM = "python -m trainer.ablate"
+_MOST_STEPS = 1_000_000
+"""Upper limit of a run that ends by time."""
 HELP = f"""usage: {PROGRAM} --config LADDER --tasks DIR --output DIR [key.sub=value ...]
 
 Pretrains each model of a ladder (such as trainer/configs/ablations/sample.yaml) on one budget, exports it, fine-tunes
@@ -95,12 +97,12 @@ def plan_pretraining(config: AblationConfig, *, name: str) -> TrainerConfig:
     tree["data"] = expand_path(tree["data"], key="base.data")
     budget, origin = config.budget, f"ladder.{name}.pretrain over base"
     if budget.minutes is not None:
-        tree["max_hours"] = budget.minutes / 60
+        tree |= {"max_hours": budget.minutes / 60, "max_steps": _MOST_STEPS}
         return validate(TrainerConfig, tree, origin=origin)
     if budget.steps is not None:
         return validate(TrainerConfig, {**tree, "max_steps": budget.steps}, origin=origin)
     assert budget.tokens is not None
-    draft = validate(TrainerConfig, tree, origin=origin)
+    draft = validate(TrainerConfig, {**tree, "max_steps": _MOST_STEPS}, origin=origin)
     (opened,) = open_phases(resolve_phases(draft), manifests=[read_manifest(draft.data)])
     steps = math.ceil(budget.tokens / opened.shape.tokens_mean)
     return validate(TrainerConfig, {**tree, "max_steps": steps}, origin=origin)
