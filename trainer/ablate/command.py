@@ -18,7 +18,7 @@ from trainer.ablate.config import AblationConfig, Rung, merge
 from trainer.ablate.report import Row, TaskScore, write_report
 from trainer.config import TrainerConfig
 from trainer.data import open_phases, resolve_phases
-from trainer.export.folder import export
+from trainer.export import export
 from trainer.finetune import JSON_NAME, StudyConfig, study
 from trainer.launch import WorkerError, check, train
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
