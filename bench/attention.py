@@ -121,7 +121,7 @@ def varlen(layout: SequenceLayout, dropout: float, *, version: str | None = None
 
     if version is not None:
         functions.activate_flash_attention_impl(version)
-    offsets, most = layout
+    offsets, most, _ = layout
 
     def attend(qkv: Tensor) -> Tensor:
         query, key, value = qkv.unbind(1)

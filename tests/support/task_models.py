@@ -33,12 +33,14 @@ def write_model(
     pooler: bool = True,
     lowercase: bool = True,
     dropout: float = 0.0,
+    objective: str = "masked_next_sentence",
 ) -> Path:
     """Weights three times as large as at the start, so that a small head sees differences; max_positions 64."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     WordTokenizer.from_path(folder / "vocab.txt", lowercase=lowercase).save(folder)
-    config = ModelConfig(size="tiny", norm=norm, max_positions=64, dropout=dropout, attention_dropout=dropout)  # type: ignore[arg-type]
+    shape = {"size": "tiny", "norm": norm, "max_positions": 64, "objective": objective}
+    config = ModelConfig.model_validate({**shape, "dropout": dropout, "attention_dropout": dropout})
     model = BertForPretraining(config, vocabulary_size=len(words), seed=3)
     with torch.no_grad():
         for parameter in model.parameters():

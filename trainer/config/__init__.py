@@ -8,6 +8,7 @@ from trainer.config.model import (
     SHAPE_SETTINGS,
     ModelConfig,
     ModelShape,
+    Objective,
     Precision,
     check_heads,
     shape_settings,

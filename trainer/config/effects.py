@@ -219,6 +219,9 @@ def _find_in_batch(config: TrainerFields) -> Iterator[IdleSetting]:
 
 
 def _find_in_masking(config: TrainerFields) -> Iterator[IdleSetting]:
+    if config.model.is_causal:
+        why = "model.objective=left_to_right masks nothing"
+        yield IdleSetting("masking.source", why, "set model.objective=masked")
     for key in type(config.masking).model_fields if config.masking.source == "stored" else ():
         if key != "source":
             why = "masking.source=stored uses the masks of the data set"

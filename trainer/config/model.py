@@ -11,6 +11,7 @@ from trainer.config.number_types import Probability
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 ModelSize: TypeAlias = Literal["tiny", "mini", "small", "medium", "base", "large"]
+Objective: TypeAlias = Literal["masked_next_sentence", "masked", "left_to_right"]
 
 MODEL_SHAPES: dict[ModelSize, tuple[int, int, int]] = {
     "tiny": (2, 2, 128),
@@ -43,7 +44,7 @@ class ModelConfig(Settings):
     size: ModelSize = "base"
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768, large 24/16/1024.
     With initialize_from, the model there gives the defaults of size, layers, heads, hidden_size, feed_forward_size,
-    max_positions, activation and norm."""
+    max_positions, activation, norm and objective."""
     layers: Annotated[int, Field(ge=1, lt=2**10)] | None = None
     """Number of layers. Null: as in `size`."""
     heads: Annotated[int, Field(ge=1, lt=2**10)] | None = None
@@ -58,6 +59,10 @@ class ModelConfig(Settings):
     """Exact GELU, or its tanh approximation."""
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm after each sublayer, as in the BERT paper. pre: before each sublayer."""
+    objective: Objective = "masked_next_sentence"
+    """What the model learns to predict. masked_next_sentence: masked tokens, and whether the second segment follows the
+    first, as in the BERT paper. masked: the same rows without the next-sentence loss. left_to_right: each token from
+    those before it, with causal attention (GPT-1's objective) and without masks."""
     dropout: Probability = 0.1
     """Dropout probability after embeddings and sublayers."""
     attention_dropout: Probability = 0.1
@@ -134,6 +139,11 @@ class ModelConfig(Settings):
     def head_width(self) -> int:
         """The width of an attention head."""
         return self.width // self.num_heads
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token attends only to itself and to tokens before it."""
+        return self.objective == "left_to_right"
 
     @property
     def title(self) -> str:

@@ -150,11 +150,13 @@ class Lengths:
         return high
 
 
-def derive_shape(manifest: Manifest, *, batch: BatchConfig, masking: MaskingConfig | None = None) -> BatchShape:
+def derive_shape(
+    manifest: Manifest, *, batch: BatchConfig, masking: MaskingConfig | None = None, every_token: bool = False
+) -> BatchShape:
     """Return the BatchShape (lanes, micro-batch limits, contents of a step) for the batch settings `batch`.
 
     With `masking.source=drawn` micro-batches have room for the masks that are drawn, and for the stored ones, which
-    evaluation uses.
+    evaluation uses. With `every_token`, they have room for a prediction at each token.
 
     Lanes and limits are derived from the lengths of the training rows. If the settings do not fit the data set, raises
     PlanError, which names the setting and a remedy.
@@ -197,6 +199,7 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, masking: MaskingConf
     if not batch.exact_pairs:
         expected = size * share
         masked = max(predictions, min(masked, _round_up(expected + _DEVIATIONS * math.sqrt(expected))))
+    masked = max(masked, size) if every_token else masked
     mean = min(float(pairs), lanes * held)
     least = min(int(lane_pairs), size // longest, masked // predictions)
     return BatchShape(

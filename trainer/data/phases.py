@@ -16,10 +16,16 @@ from typing import Any
 from pipeline.dataset import Manifest
 from pipeline.settings import ConfigError
 from pipeline.units import count_of
-from trainer.config import PhaseConfig, TrainerConfig
+from trainer.config import Objective, PhaseConfig, TrainerConfig
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import BatchWarmup, Plan, PlanError, PlanState
 
+OBJECTIVES: dict[Objective, str] = {
+    "masked_next_sentence": "masked tokens and next sentences",
+    "masked": "masked tokens, no next sentences",
+    "left_to_right": "the next token from left to right (causal attention), no masks, no next sentences",
+}
+"""What is predicted, in words."""
 MANY_EPOCHS = 200
 """The number of epochs above which to warn: the model memorizes its data set, or a setting is wrong."""
 
@@ -90,6 +96,9 @@ class OpenPhase:
                 f"masks: drawn while training, {masking.rate:.0%} of the tokens{final}; {masking.masked_share:.0%} "
                 f"become [MASK], {masking.random_share:.0%} random; evaluation uses the data set's masks"
             )
+        objective = self.phase.config.model.objective
+        if objective != "masked_next_sentence":
+            lines.append(f"objective: {OBJECTIVES[objective]}")
         if self.epochs > MANY_EPOCHS and self.phase.config.max_hours is None:
             lines.append(
                 f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
@@ -153,7 +162,12 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
         try:
-            shape = derive_shape(manifest, batch=phase.config.batch, masking=phase.config.masking)
+            shape = derive_shape(
+                manifest,
+                batch=phase.config.batch,
+                masking=phase.config.masking,
+                every_token=phase.config.model.is_causal,
+            )
             seed = order_seed(phase.config.seed, phase=phase.index)
             warmup = None
             if phase.index == 0 and phase.config.batch.warmup_steps is not None:

@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest
+from trainer.config import Objective
 from trainer.data.mask_draws import MaskDraws
 from trainer.data.micro_batch import MicroBatch, MicroBatchShape
+from trainer.data.objectives import apply_objective
 from trainer.data.packing import Packer, Rows
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.data.readers import ReadAhead, read_in_threads, read_with_ray
@@ -72,7 +74,8 @@ class MicroBatchStream:
 
     The steps end only if the plan has just one epoch. Every step calls `all_reduce` once on every rank (None: there is
     only one rank). `reader` is "local" for threads of this process or "ray" for Ray Data; both give the same
-    micro-batches. With `masks`, masks are drawn instead of taken from the data set. Memory: one row group per lane, and
+    micro-batches. With `masks`, masks are drawn instead of taken from the data set. The micro-batches have the targets
+    of `objective`. Memory: one row group per lane, and
     `read_ahead_blocks` row groups read ahead.
 
     A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged instead, and the rows
@@ -94,6 +97,7 @@ class MicroBatchStream:
         object_store_mb: int = 256,
         skip_corrupt: bool = False,
         masks: MaskDraws | None = None,
+        objective: Objective = "masked_next_sentence",
     ) -> None:
         self._plan, self._state = plan, plan.start() if state is None else state
         plan.check(self._state)
@@ -104,7 +108,7 @@ class MicroBatchStream:
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
         self._queues: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
-        self._masks = masks
+        self._masks, self._objective = masks, objective
         draw = None if masks is None else self._draw_masks
         self._packers = {
             lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane), draw_masks=draw)
@@ -150,8 +154,8 @@ class MicroBatchStream:
             micro_batch = (
                 None if lane < 0 else self._packers[lane].pack(max_rows=int(limits[lane]) - self._cursors[lane])
             )
-            micro_batches.append(micro_batch)
             if micro_batch is not None:
+                micro_batch = apply_objective(micro_batch, objective=self._objective)
                 self._cursors[lane] += micro_batch.num_pairs
                 squared = int(np.square(micro_batch.lengths, dtype=np.int64).sum())
                 counts[:_LOST] += (
@@ -166,6 +170,7 @@ class MicroBatchStream:
                 counts[_LOST] += self._lost[lane]
                 self._lost[lane] = 0
                 counts[_CURSORS + lane] = self._cursors[lane]
+            micro_batches.append(micro_batch)
         self._packed = tuple(micro_batches)
         return counts
 

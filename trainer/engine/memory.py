@@ -161,7 +161,12 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
     for way in ways:
         with suppress(PlanError):
             masking = opened.phase.config.masking
-            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way), masking=masking)
+            smaller = derive_shape(
+                opened.manifest,
+                batch=batch.model_copy(update=way),
+                masking=masking,
+                every_token=opened.phase.config.model.is_causal,
+            )
             if smaller.micro_batch.tokens < shape.micro_batch.tokens:
                 changes = [
                     f"{'double' if value == 2 * shape.lanes else 'raise'} {_place(config, opened, name)} to {value:,}"

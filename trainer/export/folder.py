@@ -122,6 +122,7 @@ def export(
             f"{manifest.vocabulary_size}: this is not the run's data set; give that with --data"
         )
     longest, pair_heads = _find_rows(state, config=config, phase=phase, manifest=manifest)
+    pair_heads = pair_heads and config.model.objective == "masked_next_sentence"
     tensors = to_transformers(
         weights, norm=config.model.norm, vocabulary_size=manifest.vocabulary_size, pair_heads=pair_heads
     )

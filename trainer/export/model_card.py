@@ -40,12 +40,13 @@ def render_model_card(
     """
     licences = _licences(data_card, origin=card_origin)
     sources = _sources(manifest)
+    use = "text-generation" if config.model.is_causal else "fill-mask"
     front: dict[str, Any] = {
         "language": sorted({language for _, _, language in sources}),
         **({"license": licences[0] if len(licences) == 1 else list(licences)} if licences else {}),
         "library_name": "transformers",
-        "pipeline_tag": "fill-mask",
-        "tags": ["bert", "fill-mask", "pretraining"],
+        "pipeline_tag": use,
+        "tags": ["bert", use, "pretraining"],
     }
     architecture = architecture_of(config.model, pair_heads=pair_heads)
     begun = "from given weights (see below)" if _start(config) else "from scratch"
@@ -58,10 +59,11 @@ def render_model_card(
         "",
         f"{num_parameters:,} parameters: {config.model.num_layers} layers, {config.model.num_heads} heads, width "
         f"{config.model.width}, {config.model.max_positions} positions, vocabulary {manifest.vocabulary_size:,}, "
-        f"{config.model.norm}-LayerNorm. Pretrained {begun} on masked words"
+        f"{config.model.norm}-LayerNorm. Pretrained {begun} on "
+        + ("next words, from left to right" if config.model.is_causal else "masked words")
         + (
             ""
-            if manifest.next_sentence == "none"
+            if manifest.next_sentence == "none" or config.model.objective != "masked_next_sentence"
             else f" and next sentences ({escape_markdown(manifest.next_sentence)})"
         )
         + f", {step:,} steps.",
@@ -77,10 +79,11 @@ def render_model_card(
         if pair_heads
         else "It was not trained on next sentences and has no pooler (use `add_pooling_layer=False` with `AutoModel`).",
         "",
+        *_causal(config),
         *_start(config),
         "## Results",
         "",
-        *_results(training, evaluation),
+        *_results(training, evaluation, kind="next-token" if config.model.is_causal else "masked-LM"),
         "",
         "## Data",
         "",
@@ -112,7 +115,19 @@ def _start(config: TrainerConfig) -> list[str]:
     return []
 
 
-def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] | None) -> list[str]:
+def _causal(config: TrainerConfig) -> list[str]:
+    if not config.model.is_causal:
+        return []
+    return [
+        "It reads from left to right (`is_decoder`: true): a token sees only itself and the tokens before it, so it "
+        "is no fill-mask model, and its vector of [CLS] says nothing about the text. Its objective is that of GPT-1.",
+        "",
+    ]
+
+
+def _results(
+    training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] | None, *, kind: str = "masked-LM"
+) -> list[str]:
     rows = []
     for name, record in (("training, last step", training), ("held-out", evaluation)):
         if record is not None:
@@ -121,12 +136,12 @@ def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] |
             rows.append(f"| {name} | {record['step']:,} | {shown} |")
     if not rows:
         return ["The run recorded no results."]
-    head = "| | step | masked-LM loss, nats | masked-LM accuracy | next-sentence loss | next-sentence accuracy |"
+    head = f"| | step | {kind} loss, nats | {kind} accuracy | next-sentence loss | next-sentence accuracy |"
     lines = [head, "|---|---:|---:|---:|---:|---:|", *rows]
     if evaluation is not None and evaluation.get("unigram_loss") is not None:
         lines += [
             "",
-            f"For comparison: predicting by the training set's word frequencies alone has a held-out masked-LM loss of "
+            f"For comparison: predicting by the training set's word frequencies alone has a held-out {kind} loss of "
             f"{evaluation['unigram_loss']:.4f} nats.",
         ]
     return lines

@@ -34,10 +34,11 @@ Several processes train as one: each takes every W-th example of a batch, and gr
 """
 
 from trainer.finetune.batches import TaskBatch, draw_order, pack, slice_evenly
-from trainer.finetune.command import main
-from trainer.finetune.config import Columns, FinetuneConfig
+from trainer.finetune.command import main, study
+from trainer.finetune.config import Columns, FinetuneConfig, StudyConfig
 from trainer.finetune.features import Feature, TextEncoder, make_features
 from trainer.finetune.predictions import to_tags
+from trainer.finetune.report import JSON_NAME
 from trainer.finetune.result import Result
 from trainer.finetune.scores import check_libraries, guess_majority, score
 from trainer.finetune.splits import read_splits

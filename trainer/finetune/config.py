@@ -106,6 +106,9 @@ class FinetuneConfig(Settings):
     """Gets loss and rate of each step, beside OUTPUT/metrics.jsonl. Needs a local output."""
     state_steps: Positive | None = None
     """Steps between states, besides those at the ends of epochs. Null: no others."""
+    bilstm: bool = False
+    """Put a bidirectional LSTM between the encoder and the task's head: "+ BiLSTM" in Devlin et al. 2019, table 5. Such
+    a model is not written to OUTPUT/model, because transformers has no class for it."""
     keep_model: bool = True
     """Write the trained model to OUTPUT/model, as a folder that transformers loads."""
     optimizer: FinetuneOptimizer = FinetuneOptimizer()

@@ -55,7 +55,7 @@ def build_optimizer(model: TaskModel, *, config: FinetuneOptimizer) -> torch.opt
             continue
         depth = depth_of(name, num_layers=num_layers)
         peak = config.learning_rate * config.layer_decay ** (num_layers + 1 - depth)
-        if name.startswith("head.") and config.head_learning_rate is not None:
+        if name.startswith(("head.", "bilstm.")) and config.head_learning_rate is not None:
             peak = config.head_learning_rate
         decay = config.weight_decay if parameter.dim() > 1 else 0.0
         groups.setdefault((peak, decay), []).append(parameter)

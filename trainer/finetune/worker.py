@@ -65,7 +65,14 @@ def work(
     features = make_features(splits.train, encoder=encoder, labels=labels, stride=config.stride)
     bert, pooler_trained = read_model(config.model)
     num_outputs = {"regression": 1, "choice": 1, "qa": 2}.get(task.kind, len(labels))
-    model = TaskModel(bert, kind=task.kind, num_outputs=num_outputs, seed=config.seed, pooler_trained=pooler_trained)
+    model = TaskModel(
+        bert,
+        kind=task.kind,
+        num_outputs=num_outputs,
+        seed=config.seed,
+        pooler_trained=pooler_trained,
+        bilstm=config.bilstm,
+    )
     model.to(device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: products round fp32 to 10 bits of fraction
@@ -81,7 +88,9 @@ def work(
     result = evaluate(model, task=task, splits=splits, encoder=encoder, labels=labels, config=config, say=say,
                       ranks=ranks)  # fmt: skip
     if result is not None:
-        if config.keep_model:
+        if config.keep_model and not model.is_known_to_transformers:
+            say("the trained model is not written: transformers has no class with its head")
+        elif config.keep_model:
             save_model(model, source=locate(config.model), target=locate(config.output, MODEL_NAME), pad=encoder.pad,
                        labels=labels)  # fmt: skip
         write_result(locate(config.output), config=config, result=asdict(result))

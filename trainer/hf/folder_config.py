@@ -23,7 +23,7 @@ _CHECKPOINT_FILE = "state.json"
 
 _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
 _EXACT_NAMES = ("gelu", "gelu_python")
-_KIND = ("max_positions", "activation", "norm")
+_KIND = ("max_positions", "activation", "norm", "objective")
 """Model settings that must match the weights, as must the shape."""
 _COUNTS = {
     "vocab_size": (1, 1 << 24),
@@ -170,6 +170,7 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
         max_positions=settings.get("max_position_embeddings", 512),
         activation="gelu" if settings.get("hidden_act", "gelu") in _EXACT_NAMES else "gelu_tanh",
         norm="post" if settings["model_type"] == MODEL_TYPES["post"] else "pre",
+        objective="left_to_right" if settings.get("is_decoder") is True else "masked_next_sentence",
         dropout=float(settings.get("hidden_dropout_prob", 0.1)),
         attention_dropout=float(settings.get("attention_probs_dropout_prob", 0.1)),
     )
@@ -202,7 +203,7 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
         ("layer_norm_eps", 1e-12, (LAYER_NORM_EPSILON,), "every model here has"),
         ("type_vocab_size", 2, (NUM_SEGMENTS,), "every model here has"),
         ("position_embedding_type", "absolute", ("absolute", None), "every model here has"),
-        ("is_decoder", False, (False,), "every model here has"),
+        ("is_decoder", False, (config.is_causal,), f"model.objective={config.objective} means"),
         ("tie_word_embeddings", True, (True,), "every model here has"),
     )
     file = locate(folder, CONFIG_FILE)

@@ -51,6 +51,8 @@ _TIED = {
 _IGNORED = ("bert.embeddings.position_ids",)
 _LACKED = (
     ("ForMaskedLM", ("pooler.", "nsp_head.")),
+    ("LMHeadModel", ("pooler.", "nsp_head.")),
+    ("ForCausalLM", ("pooler.", "nsp_head.")),
     ("ForNextSentencePrediction", ("mlm_head.",)),
     ("Model", ("pooler.", "nsp_head.", "mlm_head.")),
 )

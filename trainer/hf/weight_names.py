@@ -24,6 +24,8 @@ MODEL_TYPES = {"post": "bert", "pre": "megatron-bert"}
 ARCHITECTURES = {"post": "BertForPreTraining", "pre": "MegatronBertForPreTraining"}
 MASKED_ARCHITECTURES = {"post": "BertForMaskedLM", "pre": "MegatronBertForMaskedLM"}
 """transformers' classes without pooler and next-sentence head, by model.norm."""
+CAUSAL_ARCHITECTURES = {"post": "BertLMHeadModel", "pre": "MegatronBertForCausalLM"}
+"""transformers' classes with causal attention, with the tensors of MASKED_ARCHITECTURES, by model.norm."""
 PAIR_HEADS = ("pooler.", "nsp_head.")
 """Name prefixes of the trainer's parameters that only next-sentence prediction trains."""
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -102,6 +104,8 @@ def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
 
     `pair_heads` says whether the model has pooler and next-sentence head.
     """
+    if config.is_causal and not pair_heads:
+        return CAUSAL_ARCHITECTURES[config.norm]
     return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
 
 
@@ -118,6 +122,7 @@ def transformers_config(
         "hidden_size": config.width,
         "initializer_range": 0.02,
         "intermediate_size": config.feed_forward_width,
+        **({"is_decoder": True} if config.is_causal else {}),
         "layer_norm_eps": LAYER_NORM_EPSILON,
         "max_position_embeddings": config.max_positions,
         "model_type": MODEL_TYPES[config.norm],

@@ -1,9 +1,9 @@
 """Self-attention over packed sequences: a token attends only to its own sequence.
 
 attention() has four backends. On a CPU, attention_cpu.py takes one sequence after another. On a GPU in bf16 or fp16,
-our own kernel takes short sequences and flash attention takes long ones, both directly on the packed tokens. The fourth
-backend pads each sequence to a row and calls scaled_dot_product_attention. It is the reference in tests, and the
-fallback in all other cases (fp32 on a GPU, torch.compile on a CPU).
+our own kernel takes short sequences, and flash attention takes long ones and causal attention, both directly on the
+packed tokens. The fourth backend pads each sequence to a row and calls scaled_dot_product_attention. It is the
+reference in tests, and the fallback in all other cases (fp32 on a GPU, torch.compile on a CPU).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class SequenceLayout(NamedTuple):
     """int32 [S + 1]: cumulative lengths of the S sequences, from 0 to T."""
     max_length: int
     """Upper bound of the sequence lengths."""
+    causal: bool = False
+    """Whether a token attends only to itself and to the tokens before it in its sequence."""
 
 
 def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
@@ -38,9 +40,12 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
     attend_padded on a GPU. This function does not wait for a GPU.
     """
     if qkv.is_cpu and not torch.compiler.is_compiling():
-        return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed)
+        return attend_each(
+            qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed, causal=layout.causal
+        )
     if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
-        if layout.max_length <= attention_gpu.MAX_LENGTH and qkv.shape[-1] in attention_gpu.HEAD_WIDTHS:
+        short = layout.max_length <= attention_gpu.MAX_LENGTH and not layout.causal
+        if short and qkv.shape[-1] in attention_gpu.HEAD_WIDTHS:
             return attend_short(qkv, layout=layout, dropout=dropout, seed=seed)
         if qkv.shape[-1] <= attention_gpu.FLASH_WIDTH:
             return attend_flash(qkv, layout=layout, dropout=dropout)
@@ -55,25 +60,25 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
     memory. On a GPU, `seed` is ignored and torch draws the mask.
     """
     num_tokens, _, heads, head_width = qkv.shape
-    offsets, max_length = layout
+    offsets, max_length, causal = layout
     tokens = torch.arange(num_tokens, device=qkv.device)
     sequence = torch.searchsorted(offsets, tokens, right=True) - 1
     index = sequence * max_length + tokens - offsets.index_select(0, sequence)
     lengths = offsets.diff().clamp(min=1)  # softmax over no keys is NaN in some kernels
-    key_mask = torch.arange(max_length, device=qkv.device) < lengths[:, None]
+    key_mask = (torch.arange(max_length, device=qkv.device) < lengths[:, None])[:, None, None, :]
+    if causal:
+        key_mask = key_mask & torch.ones(max_length, max_length, dtype=torch.bool, device=qkv.device).tril()
     num_sequences = lengths.shape[0]
     rows = qkv.new_zeros(num_sequences * max_length, 3, heads, head_width).index_copy(0, index, qkv)
     query, key, value = rows.view(num_sequences, max_length, 3, heads, head_width).permute(2, 0, 3, 1, 4).unbind(0)
     if dropout > 0.0 and seed is not None and qkv.is_cpu:
         scores = query @ key.transpose(2, 3) * head_width**-0.5
-        weights = torch.softmax(scores.masked_fill(~key_mask[:, None, None, :], -torch.inf), -1)
+        weights = torch.softmax(scores.masked_fill(~key_mask, -torch.inf), -1)
         places = offsets[:-1, None] + torch.arange(max_length, dtype=torch.int32)
         kept = keep_weights(places, max_length, heads=heads, dropout=dropout, seed=seed).transpose(0, 1)
         output = torch.where(kept, weights * (1.0 / (1.0 - dropout)), 0.0) @ value
     else:
-        output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=key_mask[:, None, None, :], dropout_p=dropout
-        )
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=key_mask, dropout_p=dropout)
     return output.transpose(1, 2).reshape(-1, heads, head_width).index_select(0, index)
 
 
@@ -95,9 +100,9 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 def _flash_forward(
     query: Tensor, key: Tensor, value: Tensor, *, layout: SequenceLayout, dropout: float, scale: float
 ) -> Tensor:
-    offsets, max_length = layout
+    offsets, max_length, causal = layout
     output: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, offsets, offsets, max_length, max_length, dropout, False, False, scale=scale
+        query, key, value, offsets, offsets, max_length, max_length, dropout, causal, False, scale=scale
     )[0]
     return output
 

@@ -15,17 +15,20 @@ from torch import Tensor
 from trainer.model.attention_gpu import attention_column_keys, attention_row_keys, count_dropped_draws, keep_products
 
 
-def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor | None = None) -> Tensor:
+def attend_each(
+    qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """Return softmax(q k^T / sqrt(d)) v inside each sequence, [T, heads, d], with dropout on the softmax.
 
     `qkv` is [T, 3, heads, d]. `lengths` are the lengths of the sequences; they sum to T and may contain zeros. The
     tokens of other sequences do not change a sequence's result by one bit. The dropout of a sequence depends only on
-    `seed` and on the total length of the sequences before it. `seed` is int32, and only its first element is used.
+    `seed` and on the total length of the sequences before it. `seed` is int32, and only its first element is used. If
+    `causal`, a token attends only to itself and to the tokens before it.
     """
     if seed is None:
         assert dropout == 0.0
         seed = torch.zeros(1, dtype=torch.int32)
-    return each_attention(qkv, lengths, seed, dropout)[0]  # type: ignore[no-any-return]
+    return each_attention(qkv, lengths, seed, dropout, causal)[0]  # type: ignore[no-any-return]
 
 
 def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float, seed: Tensor) -> Tensor:
@@ -40,7 +43,9 @@ def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float
 
 
 @torch.library.custom_op("cloze::each_attention", mutates_args=())
-def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def each_attention(
+    qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute self-attention with dropout inside each sequence.
 
     Returns (output [T, heads, d], softmax weights, dropout mask). True in the mask means kept. Weights and mask are 1-D
@@ -61,6 +66,8 @@ def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float
         query, key, value = qkv[start : start + length].permute(1, 2, 0, 3).unbind(0)
         probability = probabilities[first : first + square].view(heads, length, length)
         scores = torch.baddbmm(probability, query, key.transpose(1, 2), beta=0, alpha=width**-0.5)
+        if causal:
+            scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu_(1), -torch.inf)
         torch.softmax(scores, -1, out=probability)
         kept = probability
         if dropout > 0.0:
@@ -109,15 +116,15 @@ def each_attention_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    qkv, ctx.lengths, _, ctx.dropout = inputs
+    qkv, ctx.lengths, _, ctx.dropout, _ = inputs
     ctx.save_for_backward(qkv, *output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if upstream is None:
-        return (None,) * 4
-    return each_attention_backward(*ctx.saved_tensors, upstream, ctx.lengths, ctx.dropout), None, None, None
+        return (None,) * 5
+    return each_attention_backward(*ctx.saved_tensors, upstream, ctx.lengths, ctx.dropout), None, None, None, None
 
 
 each_attention.register_autograd(_backward, setup_context=_setup_context)

@@ -116,7 +116,7 @@ class BertForPretraining(nn.Module):
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "
                 f"positions; build the data with a smaller max_seq_length or raise model.max_positions"
             )
-        layout = SequenceLayout(batch.offsets, batch.max_length)
+        layout = SequenceLayout(batch.offsets, batch.max_length, self.config.is_causal)
         seeds = draw_seeds(1 + SITES_A_LAYER * self.config.num_layers, device=batch.input_ids.device)
         hidden = self.embeddings(
             batch.input_ids, segment_ids=batch.segment_ids, position_ids=batch.position_ids, seeds=seeds[0]

@@ -54,6 +54,9 @@ class Evaluation:
     does not read the text (see pipeline/instances/shortcuts.py). None if the data set has no labels, and in older
     records and data sets."""
 
+    objective: str | None = None
+    """left_to_right if the losses are of next tokens, which then count as masked; None if they are of masked tokens."""
+
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
         """Return the Evaluation that is stored in `record`, a dictionary that the method `record` has made."""
@@ -73,6 +76,8 @@ class Evaluation:
         """
         lists = ("sources", "unseen")
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}
+        if self.objective is None:
+            del numbers["objective"]
         for source in self.sources:
             for key in _SOURCE_KEYS:
                 numbers[f"{key}/{source.name}"] = getattr(source, key)
@@ -82,10 +87,11 @@ class Evaluation:
 
     def lines(self) -> list[str]:
         """Return lines that describe the result to the user."""
+        kind, name = ("next-token", "next") if self.objective == "left_to_right" else ("masked-LM", "masked")
         lines = [
-            f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
-            f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self)}",
-            f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
+            f"held-out {kind} loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
+            f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self, kind=name)}",
+            f"unigram cross-entropy of the same {name} tokens {self.unigram_loss:.4f} nats (token frequencies of the "
             f"training set, add-one smoothing): the model is {self._compare(self.unigram_loss)}",
         ]
         if self.bigram_loss is not None:
@@ -100,12 +106,12 @@ class Evaluation:
             lines.append(line)
         for source in self.sources:
             lines.append(
-                f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
-                f"{source.unigram_loss:.4f}), over {_counts(source)}"
+                f"held-out {kind} loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
+                f"{source.unigram_loss:.4f}), over {_counts(source, kind=name)}"
             )
-        for name in self.unseen:
+        for unseen in self.unseen:
             lines.append(
-                f"held-out masked-LM loss on {name}: unknown, none of the {self.pairs:,} pairs is from it; raise "
+                f"held-out {kind} loss on {unseen}: unknown, none of the {self.pairs:,} pairs is from it; raise "
                 f"evaluation.max_pairs, or build the data set with more held-out rows"
             )
         return lines
@@ -115,8 +121,8 @@ class Evaluation:
         return f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
 
 
-def _counts(of: Evaluation | SourceLoss) -> str:
-    return f"{count_of(of.masked, 'masked token')} of {count_of(of.pairs, 'pair')}"
+def _counts(of: Evaluation | SourceLoss, *, kind: str) -> str:
+    return f"{count_of(of.masked, f'{kind} token')} of {count_of(of.pairs, 'pair')}"
 
 
 def _perplexity(loss: float) -> str:

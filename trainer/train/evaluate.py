@@ -2,7 +2,7 @@
 
 Reads held-out pairs in an order that depends on the data set alone. The setting evaluation.max_pairs limits how many
 pairs are read. If the data set holds several maskings of each pair, the first is used. So all evaluations on a data set
-are comparable. Dropout is off. Sums over ranks are made once, at the end.
+with one objective are comparable. Dropout is off. Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations
@@ -55,13 +55,21 @@ class Evaluator:
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
         """Evaluate the weights after `step` steps. Return the result, which is the same on every rank. All ranks must
         call this together (collective)."""
-        if self._bigrams is None:
+        if self._bigrams is None and not self._config.model.is_causal:
             skip = self._config.ingest.skip_corrupt
             self._bigrams = count_bigrams(
                 self._config.data, manifest=self._manifest, unigram=self._unigram, skip_corrupt=skip
             )
         rank, world_size, data_set = engine.rank, engine.world_size, self._config.data
-        stream = MicroBatchStream(self._plan, data_set, rank=rank, world_size=world_size, all_reduce=sum_over_ranks)
+        objective, causal = self._config.model.objective, self._config.model.is_causal
+        stream = MicroBatchStream(
+            self._plan,
+            data_set,
+            rank=rank,
+            world_size=world_size,
+            all_reduce=sum_over_ranks,
+            objective=objective,
+        )
         sums = torch.zeros(4, dtype=torch.float64)
         by_source = SourceSums(len(self._manifest.sources))
         pairs = masked = labelled = 0
@@ -83,7 +91,8 @@ class Evaluator:
                     sums += output.sums().double().cpu()
                     if micro_batch is not None:
                         losses = output.mlm_losses[: micro_batch.num_masked].double().cpu().numpy()
-                        bigram += float(self._bigrams.losses(micro_batch).sum())
+                        if self._bigrams is not None:
+                            bigram += float(self._bigrams.losses(micro_batch).sum())
                         by_source.add(micro_batch, losses=losses, unigram=-self._unigram[micro_batch.masked_labels])
         totals = torch.tensor([*sums.tolist(), bigram, *by_source.table.ravel()], dtype=torch.float64)
         dist.all_reduce(totals)
@@ -99,7 +108,8 @@ class Evaluator:
             nsp_loss=nsp / labelled if labelled else None,
             nsp_accuracy=nsp_correct / labelled if labelled else None,
             unigram_loss=float(table[:, SourceSums.UNIGRAM].sum()) / max(1, masked),
-            bigram_loss=bigram / max(1, masked),
+            bigram_loss=None if causal else bigram / max(1, masked),
+            objective="left_to_right" if causal else None,
             phase=self._phase,
             data_hash=self._data_hash,
             shortcut_accuracy=self._manifest.best_shortcut,

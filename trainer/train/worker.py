@@ -130,6 +130,7 @@ def run_share(
             object_store_mb=config.ingest.object_store_mb,
             skip_corrupt=config.ingest.skip_corrupt,
             masks=make_masks(opened),
+            objective=config.model.objective,
         )
         return Feed(stream, shape=opened.shape.micro_batch, special=opened.manifest.special, device=device)
 

@@ -1,0 +1,143 @@
+"""The command: `python -m trainer.ablate --config LADDER --tasks DIR --output DIR key=value`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline import storage
+from pipeline.console import command, say_at_once
+from pipeline.dataset import read_manifest
+from pipeline.settings import ConfigError, describe, load_settings, refuse_flags, split_arguments, validate
+from pipeline.signals import StopRequest, stop_on_signals
+from pipeline.storage import expand_path, locate
+from trainer.ablate.config import AblationConfig, Rung, merge
+from trainer.ablate.report import Row, TaskScore, write_report
+from trainer.config import TrainerConfig
+from trainer.data import open_phases, resolve_phases
+from trainer.export import export
+from trainer.finetune import JSON_NAME, StudyConfig, study
+from trainer.launch import WorkerError, check, train
+from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
+
+PROGRAM = "python -m trainer.ablate"
+_MOST_STEPS = 1_000_000
+"""Upper limit of a run that ends by time."""
+HELP = f"""usage: {PROGRAM} --config LADDER --tasks DIR --output DIR [key.sub=value ...]
+
+Pretrains each model of a ladder (such as trainer/configs/ablations/sample.yaml) on one budget, exports it, fine-tunes
+it on the tasks whose files are in DIR or below, and writes report.md and report.json to OUTPUT. The last line is JSON.
+Losses are compared only between models with the same objective and data set. The same command continues where it was
+stopped; what is finished is not done again.
+
+Settings:
+"""
+
+
+@command(goes_on_from="the last checkpoint")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status: 0 done, 1 a worker was lost, 2 refused, 128 + n stopped by signal n."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    given = [{"--tasks": "--data"}.get(word, word) for word in given]
+    words = split_arguments(given, program=PROGRAM, keys=("data", "output"))
+    refuse_flags(words.flags, program=PROGRAM, known=["--data=", "--output="])
+    if words.rest:
+        raise ConfigError(f"{PROGRAM}: takes nothing after '--', found {' '.join(words.rest)}")
+    if "--help" in words.flags:
+        print(HELP + describe(AblationConfig))
+        return 0
+    config = load_settings(AblationConfig, file=words.file, overrides=words.overrides)
+    config = config.model_copy(update={key: expand_path(getattr(config, key), key=key) for key in ("data", "output")})
+    for name, rung in config.chosen:  # all settings are checked before the first hour is spent
+        if rung.weights_of is None:
+            plan_pretraining(config, name=name)
+        plan_study(config, name=name)
+    with stop_on_signals() as stop:
+        try:
+            rows = run_ladder(config, stop=stop)
+        except WorkerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    if rows is None:
+        assert stop.signal_number is not None
+        say_at_once("stopped; the same command continues from here")
+        return 128 + stop.signal_number
+    say_at_once(write_report(locate(config.output), rows=rows))
+    print(json.dumps({"ladder": [row.record() for row in rows]}, allow_nan=False), flush=True)
+    return 0
+
+
+def run_ladder(config: AblationConfig, *, stop: StopRequest) -> list[Row] | None:
+    """Run what is left of the ladder, and return a row for each rung; None if `stop` came first."""
+    rows = []
+    for number, (name, rung) in enumerate(config.chosen, 1):
+        say_at_once(f"[{number} of {len(config.chosen)}] {name}")
+        source = rung.weights_of or name
+        run, pretraining = storage.join(config.output, source, "pretrain"), plan_pretraining(config, name=source)
+        if train(check(pretraining), stop=stop, say=say_at_once) != 0:
+            return None
+        model = storage.join(config.output, source, "model")
+        if storage.find_file(locate(model, "config.json")) is None:
+            export(run, out=model)
+        if study(plan_study(config, name=name), grid=False, stop=stop) is None:
+            return None
+        rows.append(read_row(config, name=name, rung=rung, pretraining=pretraining))
+    return rows
+
+
+def plan_pretraining(config: AblationConfig, *, name: str) -> TrainerConfig:
+    """Return the settings of a rung's pretraining. Raises ConfigError that names the rung."""
+    tree = merge(config.base, config.ladder[name].pretrain)
+    tree["output"] = storage.join(config.output, name, "pretrain")
+    if "data" not in tree:
+        raise ConfigError("base.data is missing: give the data set to pretrain on")
+    tree["data"] = expand_path(tree["data"], key="base.data")
+    budget, origin = config.budget, f"ladder.{name}.pretrain over base"
+    if budget.minutes is not None:
+        tree |= {"max_hours": budget.minutes / 60, "max_steps": _MOST_STEPS}
+        return validate(TrainerConfig, tree, origin=origin)
+    if budget.steps is not None:
+        return validate(TrainerConfig, {**tree, "max_steps": budget.steps}, origin=origin)
+    assert budget.tokens is not None
+    draft = validate(TrainerConfig, {**tree, "max_steps": _MOST_STEPS}, origin=origin)
+    (opened,) = open_phases(resolve_phases(draft), manifests=[read_manifest(draft.data)])
+    steps = math.ceil(budget.tokens / opened.shape.tokens_mean)
+    return validate(TrainerConfig, {**tree, "max_steps": steps}, origin=origin)
+
+
+def plan_study(config: AblationConfig, *, name: str) -> StudyConfig:
+    """Return the settings of a rung's fine-tunings. Raises ConfigError that names the rung."""
+    rung = config.ladder[name]
+    own = {
+        "task": ",".join(config.tasks),
+        "model": storage.join(config.output, rung.weights_of or name, "model"),
+        "data": config.data,
+        "output": storage.join(config.output, name, "tasks"),
+    }
+    tree = merge(merge(config.finetune, rung.finetune), own)
+    return validate(StudyConfig, tree, origin=f"ladder.{name}.finetune over finetune")
+
+
+def read_row(config: AblationConfig, *, name: str, rung: Rung, pretraining: TrainerConfig) -> Row:
+    """Return what a finished rung found."""
+    run = locate(pretraining.output)
+    trained = read_last_lines(locate(run, METRICS_NAME), through=pretraining.max_steps)[-1]
+    held_out = (read_last_lines(locate(run, EVALUATIONS_NAME), through=pretraining.max_steps) or [{}])[-1]
+    found: list[dict[str, Any]] = json.loads(
+        storage.read_bytes(locate(config.output, name, "tasks", JSON_NAME)),
+    )["rows"]
+    scores = [TaskScore(each["label"], each["metric"], tuple(each["values"]), each["majority"]) for each in found]
+    return Row(
+        name=name,
+        objective=pretraining.model.objective,
+        data_hash=str(held_out.get("data_hash", "")),
+        weights_of=rung.weights_of,
+        steps=int(trained["step"]),
+        loss=held_out.get("mlm_loss"),
+        unigram=held_out.get("unigram_loss"),
+        nsp_accuracy=held_out.get("nsp_accuracy"),
+        scores=tuple(scores),
+    )
