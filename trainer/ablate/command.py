@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ Settings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 0 done, 1 a worker was lost, 2 refused, 128 + n stopped by signal n."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    given = [{"--tasks": "--data"}.get(word, word) for word in given]
+    given = [re.sub(r"^--tasks(?=$|=)", "--data", word) for word in given]
     words = split_arguments(given, program=PROGRAM, keys=("data", "output"))
     refuse_flags(words.flags, program=PROGRAM, known=["--data=", "--output="])
     if words.rest:
