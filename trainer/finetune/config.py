@@ -102,6 +102,8 @@ class FinetuneConfig(Settings):
     model, data and output. processes: processes of this machine, without Ray."""
     cpus_per_worker: PositiveFloat | None = None
     """Logical CPUs that a worker asks Ray for, if device is cpu. Null: as in pretraining."""
+    max_restarts: Count = 3
+    """Restarts from the last state after workers of a launcher are lost. A new state resets the count."""
     tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "none"
     """Gets loss and rate of each step, beside OUTPUT/metrics.jsonl. Needs a local output."""
     state_steps: Positive | None = None
@@ -126,6 +128,7 @@ class FinetuneConfig(Settings):
             "optimizer": {"learning_rate": self.optimizer.learning_rate},
             "schedule": self.schedule.model_dump(),
             "workers": self.workers,
+            "max_restarts": self.max_restarts,
             "launcher": "processes" if self.launcher == "none" else self.launcher,
             "device": self.device,
             "precision": "fp32",
