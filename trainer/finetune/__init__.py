@@ -45,4 +45,5 @@ from trainer.finetune.splits import read_splits
 from trainer.finetune.start import finetune, pick_device
 from trainer.finetune.tables import COMPRESSED, read_table, read_text, take
 from trainer.finetune.tasks import find_task
+from trainer.finetune.values import to_text
 from trainer.finetune.worker import find_labels
