@@ -33,7 +33,7 @@ from pipeline.storage.clients import (
     name_full_disk,
     open_filesystem,
 )
-from pipeline.storage.durable import replace_file
+from pipeline.storage.durable import naming, replace_file
 from pipeline.storage.paths import name_below
 
 READ_AHEAD_BYTES = 1 << 20
@@ -138,7 +138,7 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
     This suits callers whose folder another process may remove on purpose.
     """
     if not is_url(path):
-        with replace_file(local_path(path), make_folders=make_folders) as stream:
+        with naming(local_path(path)), replace_file(local_path(path), make_folders=make_folders) as stream:
             stream.write(data)
         return
     system, place = open_filesystem(path)

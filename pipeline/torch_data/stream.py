@@ -120,6 +120,10 @@ class PairStream(IterableDataset[Item]):
         rows = self._start + num_batches * self.batch_size * self.world_size
         return {**self._identity(), "epoch": self.epoch, "rows": min(rows, self._set.num_rows), "worker": None}
 
+    def is_finished_after(self, num_batches: int) -> bool:
+        """Return whether so many batches, since the loaded state or the start of the epoch, end this rank's epoch."""
+        return num_batches * self.batch_size >= self._count_rows(self._set.num_rows, start=self._start)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state` in the next iterator. Raises ConfigError if the data set, split or seed differs."""
         for key, own in self._identity().items():

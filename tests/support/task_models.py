@@ -62,6 +62,12 @@ def make_config(task: str, *, model: Path, data: Path, output: Path, **settings:
     )
 
 
+def assert_same_run(one: Path, other: Path) -> None:
+    """The weights, records of steps and results of two outputs are the same, bit for bit."""
+    for name in ("model/model.safetensors", "metrics.jsonl", "result.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
 def write_tsv(path: Path, *, names: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> None:
     """A file as GLUE has them."""
     lines = [*([names] if names is not None else []), *rows]

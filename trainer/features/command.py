@@ -22,7 +22,7 @@ from pipeline.storage import expand_path, locate
 from pipeline.units import count_of
 from trainer.features.config import FeaturesConfig
 from trainer.features.layers import combine, hidden_states, pool
-from trainer.finetune import COMPRESSED, Feature, TextEncoder, pack, pick_device, read_table, read_text, take
+from trainer.finetune import COMPRESSED, Feature, TextEncoder, pack, pick_device, read_table, read_text, take, to_text
 from trainer.hf import read_longest, read_model
 from trainer.model import Batch
 
@@ -35,6 +35,7 @@ Settings:
 """
 _KEYS = ("model", "input", "output")
 _ENDINGS = (".parquet", ".npy")
+_NO_TEXT = "input={}: holds no text; give a file with texts"
 
 
 @command()
@@ -63,7 +64,9 @@ def write_vectors(config: FeaturesConfig) -> str:
     count, width = 0, 0
     if config.output.endswith(".npy"):
         found = list(batches)
-        whole = torch.cat([vectors for _, _, vectors in found]) if found else torch.empty(0, 0)
+        if not found:
+            raise ConfigError(_NO_TEXT.format(config.input))
+        whole = torch.cat([vectors for _, _, vectors in found])
         count, width = whole.shape
         content = io.BytesIO()
         np.save(content, whole.numpy())
@@ -71,14 +74,17 @@ def write_vectors(config: FeaturesConfig) -> str:
     else:
         with storage.open_output(config.output) as stream:
             writer: pq.ParquetWriter | None = None
-            for batch, tokens, vectors in batches:
-                table = _to_table(vectors, batch=batch, tokens=tokens, first=count, config=config)
-                writer = writer or pq.ParquetWriter(stream, table.schema)
-                writer.write_table(table)
-                count, width = count + table.num_rows, vectors.shape[-1]
-            if writer is None:
-                raise ConfigError(f"input={config.input}: holds no text; give a file with texts")
-            writer.close()
+            try:
+                for batch, tokens, vectors in batches:
+                    table = _to_table(vectors, batch=batch, tokens=tokens, first=count, config=config)
+                    writer = writer or pq.ParquetWriter(stream, table.schema)
+                    writer.write_table(table)
+                    count, width = count + table.num_rows, vectors.shape[-1]
+            finally:
+                if writer is not None:
+                    writer.close()  # before the stream, else the writer fails when it is collected
+            if not count:
+                raise ConfigError(_NO_TEXT.format(config.input))
     return f"{config.output}: {count_of(count, 'text')}, vectors of {width} numbers"
 
 
@@ -121,15 +127,13 @@ def read_texts(config: FeaturesConfig) -> Iterator[list[str]]:
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
     if name.endswith(".txt"):
-        for line in read_text(locate(config.input)).splitlines():
-            yield [line]
+        lines = read_text(locate(config.input)).split("\n")  # other line breaks of Unicode are part of a text
+        for line in lines if lines[-1] else lines[:-1]:
+            yield [line.removesuffix("\r")]
         return
     columns = [config.column, *([config.second_column] if config.second_column is not None else [])]
     for row in read_table(locate(config.input)):
-        texts = [take(row, column) for column in columns]
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{row[0]}: {', '.join(columns)} is {texts!r}, which is no text; mend the row")
-        yield texts
+        yield [to_text(take(row, column), place=row[0], name=column) for column in columns]
 
 
 def _to_table(

@@ -4,6 +4,7 @@ The parts, in the order in which data pass them:
 
     tasks     what a task is: its files and columns as published, its labels, its kind and its metrics
     tables    rows of csv, tsv, json, jsonl and Parquet files, compressed or not
+    values    single values, checked
     examples  what stands in the files, as texts and labels (frozen data)
     splits    the examples of train, dev and test; a set with one file alone is split by hash, which is said
     features  token ids with targets: one row of tokens an example, one a choice, one a window of a context
@@ -45,4 +46,5 @@ from trainer.finetune.splits import read_splits
 from trainer.finetune.start import finetune, pick_device
 from trainer.finetune.tables import COMPRESSED, read_table, read_text, take
 from trainer.finetune.tasks import find_task
+from trainer.finetune.values import to_text
 from trainer.finetune.worker import find_labels

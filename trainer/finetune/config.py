@@ -102,6 +102,8 @@ class FinetuneConfig(Settings):
     model, data and output. processes: processes of this machine, without Ray."""
     cpus_per_worker: PositiveFloat | None = None
     """Logical CPUs that a worker asks Ray for, if device is cpu. Null: as in pretraining."""
+    max_restarts: Count = 3
+    """Restarts from the last state after workers of a launcher are lost. A new state resets the count."""
     tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "none"
     """Gets loss and rate of each step, beside OUTPUT/metrics.jsonl. Needs a local output."""
     state_steps: Positive | None = None
@@ -120,15 +122,19 @@ class FinetuneConfig(Settings):
 
     def pretraining(self, *, num_steps: int, model: _ModelConfig) -> TrainerConfig:
         """Return what the schedule, launchers and trackers of pretraining take. ConfigError if settings clash."""
+        schedule, optimizer = self.schedule.model_dump(), self.optimizer.model_dump()
+        if self.schedule.warmup_steps is not None and schedule["warmup_fraction"] == FinetuneSchedule().warmup_fraction:
+            del schedule["warmup_fraction"]  # nobody has set it
         tree: dict[str, Any] = {
             "data": self.data,
             "output": self.output,
             "model": model.model_dump(),
             "batch": {"pairs": self.batch_size},
             "max_steps": num_steps,
-            "optimizer": {"learning_rate": self.optimizer.learning_rate},
-            "schedule": self.schedule.model_dump(),
+            "optimizer": {key: optimizer[key] for key in OptimizerConfig.model_fields},
+            "schedule": schedule,
             "workers": self.workers,
+            "max_restarts": self.max_restarts,
             "launcher": "processes" if self.launcher == "none" else self.launcher,
             "device": self.device,
             "precision": "fp32",

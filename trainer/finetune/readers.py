@@ -13,9 +13,11 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.storage import Location
+from trainer.finetune.config import Columns
 from trainer.finetune.examples import ChoiceExample, Example, Question, TaggedExample, TaskDataError, TextExample
 from trainer.finetune.tables import Row, read_json, read_table, read_text, take
 from trainer.finetune.tasks import Task
+from trainer.finetune.values import is_missing, to_answers, to_class, to_list, to_number, to_place, to_text
 
 NSMC_NEGATIVE, NSMC_POSITIVE = 4, 9
 """Ratings of 1 to 4 are negative, 9 and 10 positive, those between are left out, as NSMC's authors did."""
@@ -35,29 +37,40 @@ def _read_table(path: Location, task: Task, split: str) -> Iterator[Example]:
 
 
 def _to_text(row: Row, *, task: Task, number: int, labelled: bool) -> TextExample:
-    columns, pair = task.columns, task.kind == "pair" or _has_second(row, task=task)
+    place, columns = row[0], task.columns
+    pair = task.kind == "pair" or _has_second(row, task=task)
     second = _take_text(row, columns.second) if pair else None
     label: str | float | None = None
     if labelled or columns.label.partition(".")[0] in row[1]:
         value = _take_deep(row, columns.label)
-        label = _to_number(row, value, task=task) if task.kind == "regression" else _to_class(row, value, task=task)
+        if labelled or not _is_hidden(value, task=task):
+            name = columns.label
+            if task.kind == "regression":
+                label = to_number(value, place=place, name=name, bounds=task.bounds)
+            else:
+                label = to_class(value, place=place, name=name, labels=task.labels)
     return TextExample(_take_id(row, task=task, number=number), _take_text(row, columns.first), second, label)
 
 
+def _is_hidden(value: Any, *, task: Task) -> bool:
+    """Return whether a test file hides its label: by nothing, or by -1, as the Hub's copies of GLUE do."""
+    return is_missing(value) or (bool(task.labels or task.bounds) and str(value) in ("-1", "-1.0"))
+
+
 def _has_second(row: Row, *, task: Task) -> bool:
-    return task.kind == "regression" and task.columns.second in row[1]
+    second = task.columns.second
+    return task.kind == "regression" and (second in row[1] or second != Columns().second)
 
 
 def _take_text(row: Row, column: str) -> str:
-    value = take(row, column)
-    if not isinstance(value, str):
-        raise TaskDataError(f"{row[0]}: {column} is {value!r}, no text; mend the row or name another column")
-    return value
+    return to_text(take(row, column), place=row[0], name=column)
 
 
 def _take_id(row: Row, *, task: Task, number: int) -> str:
     column = task.columns.id
-    return str(row[1][column]) if column is not None and column in row[1] else str(number)
+    if column is None or (column not in row[1] and task.name != task.kind):  # GLUE's train files have no index
+        return str(number)
+    return to_text(str(take(row, column)), place=row[0], name=column)
 
 
 def _take_deep(row: Row, column: str) -> Any:
@@ -66,70 +79,34 @@ def _take_deep(row: Row, column: str) -> Any:
     return take((f"{row[0]}, {outer}", value), inner) if inner else value
 
 
-def _to_class(row: Row, value: Any, *, task: Task) -> str:
-    label = str(value).strip() if not isinstance(value, bool) else str(int(value))
-    if task.labels and label not in task.labels:
-        raise TaskDataError(f"{row[0]}: {task.columns.label} is {label!r}, not one of {', '.join(task.labels)}")
-    return label
-
-
-def _to_number(row: Row, value: Any, *, task: Task) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise TaskDataError(
-            f"{row[0]}: {task.columns.label} is {value!r}, no number; mend or remove the row"
-        ) from error
-
-
 def _to_tagged(row: Row, *, task: Task, number: int, labelled: bool) -> TaggedExample:
-    units = _to_list(row, task.columns.first)
-    labels = _to_list(row, task.columns.label) if labelled or task.columns.label in row[1] else None
+    columns, label = task.columns, task.columns.label
+    units = to_list(take(row, columns.first), place=row[0], name=columns.first)
+    labels = None
+    if labelled or not is_missing(row[1].get(label)):
+        labels = to_list(take(row, label), place=row[0], name=label)
     if labels is not None and len(labels) != len(units):
         raise TaskDataError(f"{row[0]}: has {len(units)} words and {len(labels)} labels; give one label a word")
     return TaggedExample(_take_id(row, task=task, number=number), units, labels)
 
 
-def _to_list(row: Row, column: str) -> tuple[str, ...]:
-    value = take(row, column)
-    if isinstance(value, str):
-        try:
-            found = json.loads(value) if value.lstrip().startswith("[") else value.split()
-        except ValueError:
-            found = value.split()
-        value = found
-    return tuple(map(str, value))
-
-
 def _to_question(row: Row, *, task: Task, number: int, labelled: bool) -> Question:
-    columns = task.columns
+    place, columns = row[0], task.columns
+    context = _take_text(row, columns.first)
     answers: tuple[tuple[str, int], ...] | None = None
     if labelled or columns.label in row[1]:
         value = take(row, columns.label)
-        if isinstance(value, Mapping):  # as the Hub has SQuAD: {text: [...], answer_start: [...]}
-            answers = tuple(zip(value["text"], map(int, value["answer_start"]), strict=True))
+        if isinstance(value, Mapping):
+            answers = _to_hub_answers(value, place=place, context=context)
         else:
-            texts = [value] if isinstance(value, str) else list(value)
-            starts = take(row, columns.start)
-            starts = list(starts) if isinstance(starts, (list, tuple)) else [starts]
-            answers = tuple(zip(texts, map(int, starts), strict=True))
-    found = Question(
-        _take_id(row, task=task, number=number),
-        _take_text(row, columns.second),
-        _take_text(row, columns.first),
-        answers,
-    )
-    return _check_question(found, place=row[0])
+            answers = to_answers(value, take(row, columns.start), place=place, context=context)
+    return Question(_take_id(row, task=task, number=number), _take_text(row, columns.second), context, answers)
 
 
-def _check_question(found: Question, *, place: str) -> Question:
-    for text, start in found.answers or ():
-        if found.context[start : start + len(text)] != text:
-            raise TaskDataError(
-                f"{place}: answer {text!r} does not stand at character {start} of the context, there is "
-                f"{found.context[start : start + len(text)]!r}; mend answer_start"
-            )
-    return found
+def _to_hub_answers(value: Mapping[str, Any], *, place: str, context: str) -> tuple[tuple[str, int], ...]:
+    """Return the answers of {text: [...], answer_start: [...]}, as the Hub has SQuAD."""
+    row = (f"{place}, answers", value)
+    return to_answers(take(row, "text"), take(row, "answer_start"), place=place, context=context)
 
 
 def _to_choices(row: Row, *, task: Task, number: int, labelled: bool) -> ChoiceExample:
@@ -142,8 +119,8 @@ def _to_choices(row: Row, *, task: Task, number: int, labelled: bool) -> ChoiceE
     label = None
     if labelled or columns.label in row[1]:
         value = take(row, columns.label)
-        label = int(value) if str(value).isdecimal() else -1
-        if not 0 <= label < len(names):
+        label = to_place(value)
+        if (label is None or label >= len(names)) and (labelled or not is_missing(value)):
             raise TaskDataError(f"{row[0]}: {columns.label} is {value!r}; give a number from 0 to {len(names) - 1}")
     return ChoiceExample(_take_id(row, task=task, number=number), _take_text(row, columns.first), choices, label)
 
@@ -229,26 +206,37 @@ def _read_conllu(path: Location, task: Task, split: str) -> Iterator[Example]:
 
 
 def _read_squad(path: Location, task: Task, split: str) -> Iterator[Example]:
-    tree = read_json(path)
-    try:
-        for article in tree["data"]:
-            if "paragraphs" not in article:  # a question with its context, as the Hub's copy of SQuAD has them
-                yield _check_question(_to_answered(article, context=article["context"]), place=str(path))
-            for paragraph in article.get("paragraphs", ()):
-                for entry in paragraph["qas"]:
-                    yield _to_answered(entry, context=paragraph["context"])
-    except (KeyError, TypeError) as error:
-        raise TaskDataError(f"{path}: is not laid out as SQuAD: {error} is missing; copy the file again") from error
+    for number, article in enumerate(_take_objects(read_json(path), "data", place=str(path))):
+        place = f"{path} article {number}"
+        if "paragraphs" not in article:  # a question with its context, as the Hub's copy of SQuAD has them
+            yield _to_answered(article, context=article.get("context"), path=path, split=split)
+            continue
+        for paragraph in _take_objects(article, "paragraphs", place=place):
+            for entry in _take_objects(paragraph, "qas", place=place):
+                yield _to_answered(entry, context=paragraph.get("context"), path=path, split=split)
 
 
-def _to_answered(entry: Mapping[str, Any], *, context: str) -> Question:
+def _take_objects(tree: Any, key: str, *, place: str) -> list[Mapping[str, Any]]:
+    found = tree.get(key) if isinstance(tree, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise TaskDataError(f"{place}: is not laid out as SQuAD: {key} is no list of objects; copy the file again")
+    return found
+
+
+def _to_answered(entry: Mapping[str, Any], *, context: Any, path: Location, split: str) -> Question:
+    row = (f"{path} question {entry.get('id')}", entry)
+    context = to_text(context, place=row[0], name="context")
     given = entry.get("answers")
     answers: tuple[tuple[str, int], ...] | None = None
     if isinstance(given, Mapping):
-        answers = tuple(zip(given["text"], given["answer_start"], strict=True))
+        answers = _to_hub_answers(given, place=row[0], context=context)
     elif given is not None:
-        answers = tuple((one["text"], one["answer_start"]) for one in given)
-    return Question(str(entry["id"]), entry["question"], context, answers)
+        listed = _take_objects(entry, "answers", place=row[0])
+        texts, starts = ([each.get(key) for each in listed] for key in ("text", "answer_start"))
+        answers = to_answers(texts, starts, place=row[0], context=context)
+    elif not split.startswith("test"):
+        raise TaskDataError(f"{row[0]}: has no answers; give a list, which is empty if the question has no answer")
+    return Question(str(take(row, "id")), _take_text(row, "question"), context, answers)
 
 
 _READERS: dict[str, Callable[[Location, Task, str], Iterator[Example]]] = {

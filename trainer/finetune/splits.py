@@ -6,16 +6,18 @@ one side, and stay there when examples are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from itertools import chain
 
 from pipeline import draws, storage
 from pipeline.console import Say
 from pipeline.storage import Location, locate
 from trainer.finetune import readers
 from trainer.finetune.config import FinetuneConfig
-from trainer.finetune.examples import Example, Question, TaggedExample, TaskDataError
+from trainer.finetune.examples import ChoiceExample, Example, Question, TaggedExample, TaskDataError
 from trainer.finetune.tables import COMPRESSED
 from trainer.finetune.tasks import Task
 
@@ -45,8 +47,9 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
         read["dev"] = tuple(_read(found["all"], task=task, split="all"))
         found["dev"] = found["all"]
     for split, examples in read.items():
-        if not examples:
+        if not any(example.units if isinstance(example, TaggedExample) else True for example in examples):
             raise TaskDataError(f"{found[split][0]}: holds no example; copy the file again")
+    refuse_other_counts(chain.from_iterable(read.values()))
     if "train" in read and "dev" in read:
         names = [split for split in ("dev", "dev-mm", "test", "test-mm") if split in read]
         return Splits(read["train"], {split: read[split] for split in names}, by_hash=False)
@@ -66,6 +69,17 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
     )
     evaluated = {"dev": dev} | {split: read[split] for split in read if split.startswith("test")}
     return Splits(train, evaluated, by_hash=True)
+
+
+def refuse_other_counts(examples: Iterable[Example]) -> None:
+    """Raise TaskDataError if examples have other numbers of choices than the first, which no batch can hold."""
+    found = [example for example in examples if isinstance(example, ChoiceExample)]
+    for example in found:
+        if len(example.choices) != len(found[0].choices):
+            raise TaskDataError(
+                f"example {example.id}: has {len(example.choices)} choices, the first example has "
+                f"{len(found[0].choices)}; give all the same number, or name them in columns.choices"
+            )
 
 
 def divide(examples: Sequence[Example], *, share: float) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
@@ -104,6 +118,11 @@ def _read(paths: Sequence[Location], *, task: Task, split: str) -> Iterator[Exam
     """Read all files of a split. If an id occurs in several files, all ids begin with the name of their file."""
     files = {storage.base_name(path): list(readers.read_examples(path, task=task, split=split)) for path in paths}
     ids = [{example.id for example in examples} for examples in files.values()]
+    if task.kind == "qa":  # predictions are by id
+        for (name, examples), own in zip(files.items(), ids, strict=True):
+            if len(own) < len(examples):
+                twice = Counter(example.id for example in examples).most_common(1)[0][0]
+                raise TaskDataError(f"{name}: has two questions with the id {twice!r}; give each its own")
     repeated = sum(map(len, ids)) > len(set().union(*ids))
     for name, examples in files.items():
         yield from (replace(example, id=f"{name}:{example.id}") if repeated else example for example in examples)

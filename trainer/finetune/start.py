@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,10 +15,10 @@ from trainer.config import ModelConfig, TrainerConfig
 from trainer.finetune import scores
 from trainer.finetune.config import FinetuneConfig
 from trainer.finetune.result import Result
-from trainer.finetune.state import read_result
+from trainer.finetune.state import read_result, read_step
 from trainer.finetune.tasks import find_task
 from trainer.finetune.worker import work
-from trainer.launch import processes
+from trainer.launch import processes, restart_workers
 from trainer.train import Outcome, WorkerPlace
 
 _NO_STEPS = 2**31 - 1
@@ -27,8 +28,8 @@ _NO_STEPS = 2**31 - 1
 def finetune(config: FinetuneConfig, *, say: Say, stop: StopRequest | None = None) -> Result | None:
     """Train on a task and evaluate; return None if `stop` came first: the same settings continue from there.
 
-    Raises ValueError (ConfigError, TaskDataError, PretrainedError, LeaseError) that names what is wrong. Raises
-    WorkerError if a worker of a launcher is lost.
+    Lost workers of a launcher are started again from the last state. Raises ValueError (ConfigError, TaskDataError,
+    PretrainedError, LeaseError) that names what is wrong, and WorkerError if workers are lost too often (max_restarts).
     """
     scores.check_libraries()
     find_task(config.task, columns=config.columns)
@@ -67,12 +68,29 @@ def _launch(config: FinetuneConfig, *, say: Say, stop: StopRequest) -> Outcome:
     if config.launcher == "none":
         return job(launched, place=WorkerPlace(0, 1, 0, 1), link=_Here(say, stop), device=torch.device(config.device))
     if config.launcher == "processes":
-        return processes.run_in_processes(processes.resolve_device(launched), say=say, stop=stop, job=job)
-    from trainer.launch import ray_train  # Ray is not installed everywhere
+        resolved = processes.resolve_device(launched)
+        run = partial(processes.run_in_processes, resolved, say=say, stop=stop, job=job)
+        return _restart(run, config=config, say=say, stop=stop)
+    from trainer.launch import elastic, ray_train  # Ray is not installed everywhere
 
     with ray_train.ray_session(launched) as resolved:
         stop.listen()
-        return ray_train.run_on_ray(resolved, say=say, stop=stop, job=job)
+        watch = elastic.GroupWatch(resolved, per_worker=ray_train.resources_of(resolved))
+        run = partial(ray_train.run_on_ray, resolved, say=say, stop=stop, job=job, watch=watch)
+        return _restart(run, config=config, say=say, stop=stop)
+
+
+def _restart(run: Callable[[], Outcome], *, config: FinetuneConfig, say: Say, stop: StopRequest) -> Outcome:
+    output = locate(config.output)
+
+    def attempt() -> Outcome:
+        # A worker may be lost after rank 0 has written the result and removed the state.
+        return Outcome(0, 0, True) if read_result(output, config=config) is not None else run()
+
+    find_step = partial(read_step, output)
+    return restart_workers(
+        attempt, newest_step=find_step(), find_step=find_step, max_restarts=config.max_restarts, say=say, stop=stop
+    )
 
 
 class _Here:

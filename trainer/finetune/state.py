@@ -21,7 +21,7 @@ from trainer.finetune.heads import TaskModel
 STATE_NAME = "state.pt"
 RESULT_NAME = "result.json"
 _FREE = ("output", "device", "lease_timeout_s", "evaluation_batch_size", "keep_model", "launcher",
-         "cpus_per_worker", "tracker", "state_steps")  # fmt: skip
+         "cpus_per_worker", "max_restarts", "tracker", "state_steps")  # fmt: skip
 """Settings that change no result."""
 
 
@@ -57,12 +57,17 @@ def save_state(folder: Location, *, step: int, model: TaskModel, optimizer: torc
     storage.write_bytes(storage.join(folder, STATE_NAME), content.getvalue())
 
 
+def read_step(folder: Location) -> int:
+    """Return the steps of the state in `folder`, or 0 if there is no state. Costs a read of the whole state."""
+    tree = _read_state(folder)
+    return 0 if tree is None else int(tree["step"])
+
+
 def load_state(folder: Location, *, model: TaskModel, optimizer: torch.optim.Optimizer, config: FinetuneConfig) -> int:
     """Go on from the state in `folder`, if there is one; returns the steps that were done."""
-    path = storage.locate(folder, STATE_NAME)
-    if storage.find_file(path) is None:
+    tree = _read_state(folder)
+    if tree is None:
         return 0
-    tree = torch.load(io.BytesIO(storage.read_bytes(path)), map_location="cpu", weights_only=True)
     _refuse_other(json.loads(tree["config"]), config=config, what="the state")
     model.load_state_dict(tree["model"])
     optimizer.load_state_dict(tree["optimizer"])
@@ -72,6 +77,14 @@ def load_state(folder: Location, *, model: TaskModel, optimizer: torch.optim.Opt
 def remove_state(folder: Location) -> None:
     """Remove the state of a run that is done: its weights are in the model's folder, its moments are needed no more."""
     storage.delete(storage.join(folder, STATE_NAME))
+
+
+def _read_state(folder: Location) -> dict[str, Any] | None:
+    path = storage.locate(folder, STATE_NAME)
+    if storage.find_file(path) is None:
+        return None
+    tree: dict[str, Any] = torch.load(io.BytesIO(storage.read_bytes(path)), map_location="cpu", weights_only=True)
+    return tree
 
 
 def _refuse_other(found: dict[str, Any], *, config: FinetuneConfig, what: str) -> None:

@@ -47,7 +47,7 @@ def read_json(path: Location) -> Any:
     """Return the content of a JSON file. TaskDataError if it is not valid JSON."""
     try:
         return json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskDataError(f"{path}: is not valid JSON ({error}); copy it again") from error
 
 
@@ -93,7 +93,7 @@ def _read_objects(path: Location) -> Iterator[Row]:
         number += 1
         try:
             found, place = decoder.raw_decode(text, place)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, place) + 1
             raise TaskDataError(f"{path} line {line}: is not valid JSON ({error}); mend or remove it") from error
         for inner, values in enumerate(found if isinstance(found, list) else [found]):
@@ -110,8 +110,10 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def _read_csv(path: Location) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # Python's own limit, 131,072 characters, is less than a long context has
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
+        _refuse_repeated(reader.fieldnames or (), path=path)
         for values in reader:
             place = f"{path} line {reader.line_num}"
             if None in values or None in values.values():
@@ -124,6 +126,7 @@ def _read_csv(path: Location) -> Iterator[Row]:
 def _read_tsv(path: Location, *, header: Sequence[str] | None) -> Iterator[Row]:
     lines = read_text(path).split("\n")
     names = list(header) if header is not None else lines[0].removesuffix("\r").split("\t")
+    _refuse_repeated(names, path=path)
     for number, line in enumerate(lines[header is None :], 1 + (header is None)):
         if not line.strip():
             continue
@@ -134,3 +137,9 @@ def _read_tsv(path: Location, *, header: Sequence[str] | None) -> Iterator[Row]:
             )
         # what follows the last name (SNLI's annotators in MNLI have more in some lines) belongs to no column
         yield f"{path} line {number}", dict(zip(names, fields, strict=False))
+
+
+def _refuse_repeated(names: Sequence[str], *, path: Location) -> None:
+    repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if repeated is not None:
+        raise TaskDataError(f"{path} line 1: has two columns named '{repeated}'; rename one")

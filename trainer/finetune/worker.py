@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -82,6 +84,8 @@ def work(
         + (f"; {len(labels)} classes" if labels else "")
         + (f"; {encoder.num_cut} cut at {longest} tokens" if encoder.num_cut else "")
     )
+    for line in describe_unseen(splits, labels=labels):
+        say(line)
     steps, finished = train(model, features=features, config=config, ranks=ranks, say=say, stop=link.stop_requested)
     if not finished:
         return Outcome(0, steps, False)
@@ -117,8 +121,25 @@ def find_labels(task: Task, *, examples: Sequence[Example]) -> tuple[str, ...]:
         elif isinstance(example, TextExample):
             found.add(str(example.label))
     if len(found) < 2:
-        raise TaskDataError(f"task={task.name}: all training examples have the label {found}; give two classes or more")
+        raise TaskDataError(
+            f"task={task.name}: all training examples have the label {''.join(found)!r}; give two classes or more"
+        )
     return tuple(sorted(found))
+
+
+def describe_unseen(splits: Splits, *, labels: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each split with labels that are not among `labels`, the classes of training (none: of kinds
+    without classes)."""
+    for split, examples in splits.evaluated.items() if labels else ():
+        golds = [gold for gold in map(scores.gold_of, examples) if gold is not None]
+        found = Counter(chain.from_iterable([gold] if isinstance(gold, str) else gold for gold in golds))
+        unseen = {label: count for label, count in found.items() if label not in labels}
+        if unseen:
+            shown = ", ".join(sorted(unseen)[:5]) + (", ..." if len(unseen) > 5 else "")
+            yield (
+                f"{split}: {count_of(sum(unseen.values()), 'label')} of classes that no training example has "
+                f"({shown}); predictions there count as wrong"
+            )
 
 
 def predict(

@@ -7,5 +7,6 @@ from trainer.launch import dry_run, processes
 from trainer.launch.failures import WorkerError
 from trainer.launch.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.launch.ray_dashboard import send_token
+from trainer.launch.restarts import restart_workers
 from trainer.launch.run_directory import write_config
 from trainer.launch.start import train

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from corpora import make_documents, write_text, write_vocabulary
+from full_disk import files_of_at_most
 from object_store import bucket, s3_server
 from pipeline import storage
 from pipeline.build.write_shard import _partial_file
@@ -53,17 +51,6 @@ def test_what_workers_leave_is_removed(
     assert all(start.startswith(f"{tmp_path}/temporary/") for start in starts)
     assert list((tmp_path / "temporary").iterdir()) == []
     assert os.environ["TMPDIR"] == str(tmp_path / "temporary")
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond `size` bytes, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_folder_of_temporary_files_is_named(bucket: str) -> None:

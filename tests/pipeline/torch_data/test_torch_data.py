@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,32 @@ def test_a_plain_loop_stopped_between_steps_has_the_same_losses(root: Path) -> N
     first, state = train(None, model=model, steps=2, workers=2)
     second, _ = train(state, model=model, steps=3, workers=0)
     assert first + second == whole
+
+
+def test_the_page_of_other_trainers_runs_as_it_stands(
+    root: Path, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its code, with a smaller model and fewer steps."""
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
+    pytest.importorskip("pytorch_lightning")
+    monkeypatch.chdir(tmp_path)
+    text = (repository / "docs/how-to/other-trainers.md").read_text(encoding="utf-8")
+    small = "hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64"
+    for old, new in (
+        ("sets/mine", str(root)),
+        ("max_position_embeddings=512", small),
+        ("max_steps=10_000", "max_steps=2"),
+        ("warmup_steps=500", "warmup_steps=1"),
+        ("batch_size=32", "batch_size=8"),
+        ("num_workers=4", "num_workers=1"),
+        ("every_n_train_steps=1000", "every_n_train_steps=1"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new)
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, Any] = {"rank": 0, "world_size": 1, "state": None, "DataLoader": DataLoader, "torch": torch}
+    for block in blocks:
+        exec(block, names)
+    assert names["state"]["rows"] == 102
+    assert list((tmp_path / "runs" / "lightning").glob("*.ckpt"))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from pipeline.signals import StopRequest
-from task_models import make_config, write_opinions
+from task_models import assert_same_run, make_config, write_opinions
 from trainer.finetune import Result, finetune
+from trainer.launch import WorkerError, processes
+from trainer.train import Outcome
 
 pytest.importorskip("sklearn", reason="metrics are by scikit-learn")
 pytest.importorskip("seqeval", reason="metrics are by seqeval")
@@ -84,3 +89,88 @@ def test_a_tracker_gets_every_step_once_although_the_run_was_stopped(model: Path
     assert [event.step for event in board.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_killed_workers_are_started_again_and_change_no_bit(model: Path, tmp_path: Path) -> None:
+    write_tags(tmp_path)
+    said: list[str] = []
+
+    def kill(line: str) -> None:
+        """SIGKILL of worker 0 when step 3 of 10 is taken, and of worker 1 when step 7 is taken, each once."""
+        said.append(line)
+        for step, rank in ((3, 0), (7, 1)):
+            if line.startswith(f"step {step} of 10") and said.count(line) == 1:
+                (child,) = [child for child in multiprocessing.active_children() if child.name == f"worker-{rank}"]
+                child.kill()
+
+    for name, say in (("whole", lambda line: None), ("hit", kill)):
+        config = make_config(
+            "wnut17", model=model, data=tmp_path, output=tmp_path / name, epochs=2.0, workers=2, launcher="processes",
+            device="cpu", state_steps=1,
+        )  # fmt: skip
+        assert finetune(config, say=say) is not None
+    losses = [line for line in said if "starting the workers again" in line]
+    for rank, line in enumerate(losses):
+        start = "starting the workers again from the checkpoint of step"
+        assert re.match(rf"worker {rank} was lost: .*SIGKILL.*; {start} \d+ \(1 of max_restarts=3\)", line), said
+    assert len(losses) == 2
+    assert_same_run(tmp_path / "hit", tmp_path / "whole")
+
+
+def test_losses_without_a_new_state_end_the_run(model: Path, tmp_path: Path) -> None:
+    write_tags(tmp_path)
+    killed: list[int] = []
+
+    def kill(line: str) -> None:
+        if "training examples" in line:
+            victim = multiprocessing.active_children()[0]
+            victim.kill()
+            killed.append(victim.pid or 0)
+
+    config = make_config(
+        "wnut17", model=model, data=tmp_path, output=tmp_path / "out", workers=1, launcher="processes", device="cpu",
+        max_restarts=1,
+    )  # fmt: skip
+    with pytest.raises(WorkerError, match=r"worker 0 was lost: .*the same command continues"):
+        finetune(config, say=kill)
+    assert len(killed) == 2
+
+
+def test_a_run_that_is_done_is_not_trained_again_if_a_worker_is_lost_at_its_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_opinions(tmp_path)
+    calls: list[int] = []
+    run = processes.run_in_processes
+
+    def lose(*arguments: Any, **named: Any) -> Outcome:
+        calls.append(1)
+        run(*arguments, **named)
+        raise WorkerError("worker 1 was lost")
+
+    monkeypatch.setattr(processes, "run_in_processes", lose)
+    config = make_config(
+        "sst2", model=model, data=tmp_path, output=tmp_path / "out", epochs=1.0, launcher="processes", device="cpu"
+    )
+    assert finetune(config, say=lambda line: None) is not None
+    assert len(calls) == 1
+
+
+def test_workers_that_end_for_others_are_followed_by_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Ray when a node will go away: nobody asked the run to stop."""
+    write_opinions(tmp_path)
+    run = processes.run_in_processes
+    outcomes = iter([Outcome(0, 3, finished=False)])
+
+    def end_early(*arguments: Any, **named: Any) -> Outcome:
+        return next(outcomes, None) or run(*arguments, **named)
+
+    monkeypatch.setattr(processes, "run_in_processes", end_early)
+    said: list[str] = []
+    config = make_config(
+        "sst2", model=model, data=tmp_path, output=tmp_path / "out", epochs=1.0, launcher="processes", device="cpu"
+    )
+    assert finetune(config, say=said.append) is not None
+    assert said[0] == "starting the workers again from step 3"

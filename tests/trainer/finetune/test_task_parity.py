@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import torch
 from torch import Tensor
 
 from packed import padded_rows
-from task_models import WORDS, write_model
+from task_models import WORDS, make_config, write_model
 from trainer.data import NO_LABEL
 from trainer.finetune.batches import TaskBatch, pack
+from trainer.finetune.config import FinetuneConfig
 from trainer.finetune.features import Feature, Tokens
 from trainer.finetune.heads import TaskModel, mean_loss
+from trainer.finetune.loop import take_step
+from trainer.finetune.ranks import Ranks
+from trainer.finetune.rates import build_optimizer, freeze
 from trainer.finetune.save import save_model
 from trainer.hf import read_model
 from trainer.hf.weight_names import transformers_names
@@ -33,9 +39,10 @@ KINDS = {
 HEADS = {"qa": "qa_outputs"}
 
 
-def make_features(kind: str, *, vocabulary: int = VOCABULARY) -> list[Feature]:
-    """Four examples; of answers all of one length, since transformers' softmax runs over [PAD] too."""
-    generator = torch.Generator().manual_seed(1)
+def make_features(kind: str, *, vocabulary: int = VOCABULARY, seed: int = 1) -> list[Feature]:
+    """Four examples; of answers all of one length, since transformers' softmax runs over [PAD] too. One question has no
+    answer."""
+    generator = torch.Generator().manual_seed(seed)
     lengths = [12] * 4 if kind == "qa" else [5, 12, 9, 20]
 
     def row(length: int) -> Tokens:
@@ -51,7 +58,7 @@ def make_features(kind: str, *, vocabulary: int = VOCABULARY) -> list[Feature]:
         elif kind == "tagging":
             target = tuple(NO_LABEL if place % 3 == 0 else place % CLASSES for place in range(length))
         elif kind == "qa":
-            target = (number, number + 3)
+            target = (number, number + 3) if number else (0, 0)
         features.append(Feature(number, rows, target))
     return features
 
@@ -121,6 +128,93 @@ def test_the_first_steps_are_those_of_transformers(kind: Any, tmp_path: Path) ->
             optimizer.step()
         losses.append(loss.item())
     assert abs(losses[-1] - losses[0]) > 1e-2
+
+
+class OneOfSeveral(Ranks):
+    """A rank in a process that takes the parts of all ranks one after another. The last rank makes the update."""
+
+    def __init__(self, rank: int, world_size: int, grads: list[list[Tensor]]) -> None:
+        super().__init__(rank, world_size)
+        self._grads = grads
+
+    def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        own = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        self._grads.append(own)
+        if self.rank + 1 < self.world_size:
+            raise InterruptedError
+        for parameter, *parts in zip(parameters, *self._grads, strict=True):
+            parameter.grad = torch.stack(parts).sum(0)
+
+    def sum(self, values: Sequence[float], *, device: torch.device) -> list[float]:
+        return list(values)
+
+
+def take_steps(model: TaskModel, *, batches: Sequence[list[Feature]], config: FinetuneConfig, world: int) -> None:
+    """The updates of the fine-tuning itself."""
+    schedule = config.pretraining(num_steps=len(batches), model=model.bert.config)
+    freeze(model, config=config.optimizer)
+    optimizer = build_optimizer(model, config=config.optimizer)
+    for step, features in enumerate(batches, 1):
+        grads: list[list[Tensor]] = []
+        for rank in range(world):
+            with suppress(InterruptedError):
+                take_step(
+                    model, features=features, optimizer=optimizer, step=step, config=config, schedule=schedule,
+                    ranks=OneOfSeveral(rank, world, grads) if world > 1 else Ranks(),
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_are_those_of_transformers_and_torch(kind: Any, world: int, tmp_path: Path) -> None:
+    """AdamW by the published formulas: rates by layer, a rate of the head, a frozen layer, decay of matrices, gradients
+    clipped, warm-up and fall; the losses of all steps, and the weights after them."""
+    model, other = load_both(kind, tmp_path)
+    head = HEADS.get(kind, "classifier")
+    rate, head_rate, layer_decay, weight_decay, clip = 2e-3, 8e-3, 0.5, 0.1, 0.2
+    shares = [1.0, 1.0, 0.75, 0.5, 0.25]  # warm-up of one step of five, then to zero after the last
+    optimizer = {
+        "learning_rate": rate, "head_learning_rate": head_rate, "layer_decay": layer_decay, "frozen_layers": 1,
+        "weight_decay": weight_decay, "clip_norm": clip, "epsilon": 1e-3,
+    }  # fmt: skip
+    config = make_config("sst2", model=tmp_path, data=tmp_path, output=tmp_path, optimizer=optimizer,
+                         schedule={"warmup_steps": 1})  # fmt: skip
+    batches = [make_features(kind, seed=step) for step in range(len(shares))]
+    take_steps(model, batches=batches, config=config, world=world)
+
+    groups = []
+    for name, parameter in other.named_parameters():
+        if name.startswith(("bert.embeddings.", "bert.encoder.layer.0.")):
+            continue
+        peak = rate * (layer_decay if name.startswith("bert.encoder.layer.1.") else 1.0)
+        peak = head_rate if name.startswith(head) else peak
+        decay = weight_decay if parameter.dim() > 1 else 0.0
+        groups.append({"params": [parameter], "lr": peak, "weight_decay": decay, "peak": peak})
+    theirs = torch.optim.AdamW(groups, betas=(0.9, config.optimizer.beta2), eps=1e-3)
+    learning = [group["params"][0] for group in groups]
+    for share, features in zip(shares, batches, strict=True):
+        batch = pack(features, kind=kind, device=torch.device("cpu"))
+        other.zero_grad()
+        expected_loss(other, kind=kind, batch=batch).backward()  # type: ignore[no-untyped-call]
+        assert torch.nn.utils.clip_grad_norm_(learning, clip) > clip
+        for group in theirs.param_groups:
+            group["lr"] = group["peak"] * share
+        theirs.step()
+    wanted = dict(other.named_parameters())
+    start = dict(load_both(kind, tmp_path / "start")[0].named_parameters())
+    for name, parameter in model.named_parameters():
+        names = [f"{head}.{name.partition('.')[2]}"]
+        if not name.startswith("head."):
+            names = list(transformers_names(name.removeprefix("bert."), norm="post"))
+        value = torch.cat([wanted[each] for each in names])
+        torch.testing.assert_close(parameter[: value.shape[0]], value, rtol=1e-5, atol=1e-6, msg=name)
+        frozen = name.startswith(("bert.embeddings.", "bert.encoder.layers.0."))
+        assert torch.equal(parameter, start[name]) == frozen, name
+    batch = pack(batches[0], kind=kind, device=torch.device("cpu"))
+    torch.testing.assert_close(
+        mean_loss(model(batch), kind=kind, batch=batch), expected_loss(other, kind=kind, batch=batch), rtol=1e-5,
+        atol=1e-5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -64,6 +64,25 @@ def test_a_warmup_longer_than_the_run_is_told_in_one_line(model: Path) -> None:
     assert "pydantic" not in str(caught.value)
 
 
+def test_a_warmup_in_steps_replaces_the_fraction_that_nobody_has_set(model: Path) -> None:
+    made = make_model(model)
+    config = make_config("sst2", model=model, data=model, output=model, schedule={"warmup_steps": 5})
+    optimizer = build_optimizer(made, config=config.optimizer)
+    schedule = config.pretraining(num_steps=100, model=made.bert.config)
+    assert [set_rates(optimizer, step=step, config=schedule) for step in (1, 5, 6)] == pytest.approx([0.2, 1.0, 1.0])
+    both = {"warmup_steps": 5, "warmup_fraction": 0.2}
+    with pytest.raises(ValueError, match=r"warmup_fraction=0.2 has no effect: schedule.warmup_steps=5 replaces it"):
+        make_config("sst2", model=model, data=model, output=model, schedule=both).pretraining(
+            num_steps=100, model=made.bert.config
+        )
+
+
+def test_a_setting_of_another_update_rule_is_refused(model: Path) -> None:
+    config = make_config("sst2", model=model, data=model, output=model, optimizer={"momentum": 0.5})
+    with pytest.raises(ValueError, match=r"optimizer.momentum=0.5 has no effect: optimizer.name=adamw does not use it"):
+        config.pretraining(num_steps=100, model=make_model(model).bert.config)
+
+
 def test_frozen_layers_keep_their_weights(model: Path, tmp_path: Path) -> None:
     write_opinions(tmp_path / "data")
     config = make_config(
