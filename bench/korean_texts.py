@@ -6,11 +6,12 @@ reviews, *.conllu), also compressed with xz. Only texts are taken, no questions,
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 UD_SENTENCES = 50
@@ -52,8 +53,13 @@ def read_ud(folder: Path) -> Iterator[str]:
 READERS = {"korquad": read_korquad, "nsmc": read_nsmc, "ud": read_ud}
 
 
-def main(data: str, out: str) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Write OUT/NAME.jsonl for each reader."""
+    parser = argparse.ArgumentParser(prog="python -m bench.korean_texts", description=__doc__)
+    parser.add_argument("data", metavar="DATA")
+    parser.add_argument("out", metavar="OUT")
+    options = parser.parse_args(arguments)
+    data, out = options.data, options.out
     Path(out).mkdir(parents=True, exist_ok=True)
     for name, read in READERS.items():
         texts = list(read(Path(data, name)))
@@ -63,4 +69,4 @@ def main(data: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

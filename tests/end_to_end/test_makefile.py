@@ -17,12 +17,13 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 PYTHON = ".venv/bin/python"
 
 
-def make(*words: str) -> subprocess.CompletedProcess[str]:
+def make(*words: str, dry_run: bool = True) -> subprocess.CompletedProcess[str]:
     # `make test ARGS=...` hands its variables on, itself and in MAKEFLAGS; below another make (MAKELEVEL) make prints
     # folders
     of_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "ARGS")
     outside = {key: value for key, value in os.environ.items() if key not in of_make}
-    return subprocess.run(["make", "-n", *words], cwd=ROOT, env=outside, capture_output=True, text=True, check=False)
+    command = ["make", *(["-n"] if dry_run else []), *words]
+    return subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,6 @@ def test_the_korean_sample_has_a_whole_path_of_its_own(monkeypatch: pytest.Monke
 
 
 def test_a_language_without_a_sample_is_refused() -> None:
-    command = ["make", "-o", "setup", "sample", "LANGUAGE=kr"]
-    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = make("-o", "setup", "sample", "LANGUAGE=kr", dry_run=False)
     assert refused.returncode == 2
     assert "LANGUAGE=... is the language of the sample: en or ko" in refused.stderr

@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "min_workers",
     "device",
     "compile",
+    "cuda_graphs",
     "self_check",
     "deterministic",
     "launcher",

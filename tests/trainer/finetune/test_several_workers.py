@@ -123,7 +123,7 @@ def test_losses_without_a_new_state_end_the_run(model: Path, tmp_path: Path) -> 
 
     def kill(line: str) -> None:
         if "training examples" in line:
-            victim = multiprocessing.active_children()[0]
+            (victim,) = [child for child in multiprocessing.active_children() if child.name == "worker-0"]
             victim.kill()
             killed.append(victim.pid or 0)
 
