@@ -185,7 +185,7 @@ def render(out: Path, *, options: argparse.Namespace) -> Iterator[str]:
         last = curve["evaluations"][-1]
         steps = len(curve.get("loss") or curve["mlm"])
         yield (
-            f"| {MODELS[who]} | {curve['card']} | {curve['took_s'] / 60:.1f} | {steps:,} | {curve['tokens']:,} | "
+            f"| {who} | {curve['card']} | {curve['took_s'] / 60:.1f} | {steps:,} | {curve['tokens']:,} | "
             f"{last['mlm_loss']:.3f} at step {last['step']:,} |"
         )
     yield ""
