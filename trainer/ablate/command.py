@@ -13,7 +13,7 @@ from pipeline import storage
 from pipeline.console import command, say_at_once
 from pipeline.dataset import read_manifest
 from pipeline.settings import ConfigError, describe, load_settings, refuse_flags, split_arguments, validate
-from pipeline.signals import StopRequest, stop_on_signals
+from pipeline.signals import StopRequest
 from pipeline.storage import expand_path, locate
 from trainer.ablate.config import AblationConfig, Rung, merge
 from trainer.ablate.report import Row, TaskScore, write_report
@@ -21,7 +21,7 @@ from trainer.config import TrainerConfig
 from trainer.data import open_phases, resolve_phases
 from trainer.export import export
 from trainer.finetune import JSON_NAME, StudyConfig, study
-from trainer.launch import WorkerError, check, train
+from trainer.launch import check, run_to_the_end, train
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 
 PROGRAM = "python -m trainer.ablate"
@@ -54,19 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = config.model_copy(update={key: expand_path(getattr(config, key), key=key) for key in ("data", "output")})
     for name, rung in config.chosen:  # all settings are checked before the first hour is spent
         check_lengths(plan_study(config, name=name), pretraining=plan_pretraining(config, name=rung.weights_of or name))
-    with stop_on_signals() as stop:
-        try:
-            rows = run_ladder(config, stop=stop)
-        except WorkerError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    if rows is None:
-        assert stop.signal_number is not None
-        say_at_once("stopped; the same command continues from here")
-        return 128 + stop.signal_number
-    say_at_once(write_report(locate(config.output), rows=rows))
-    print(json.dumps({"ladder": [row.record() for row in rows]}, allow_nan=False), flush=True)
-    return 0
+
+    def work(stop: StopRequest) -> str | None:
+        rows = run_ladder(config, stop=stop)
+        if rows is None:
+            return None
+        say_at_once(write_report(locate(config.output), rows=rows))
+        return json.dumps({"ladder": [row.record() for row in rows]}, allow_nan=False)
+
+    return run_to_the_end(work)
 
 
 def run_ladder(config: AblationConfig, *, stop: StopRequest) -> list[Row] | None:

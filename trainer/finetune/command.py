@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pipeline.console import command, say_at_once
 from pipeline.settings import ConfigError, describe, load_settings, refuse_flags, split_arguments
-from pipeline.signals import StopRequest, stop_on_signals
+from pipeline.signals import StopRequest
 from pipeline.storage import expand_path, locate
 from trainer.finetune.config import StudyConfig
 from trainer.finetune.report import choose_rows, make_rows, write_report
@@ -16,7 +16,7 @@ from trainer.finetune.scores import check_libraries
 from trainer.finetune.start import finetune
 from trainer.finetune.study import find_obstacles, find_tasks, plan_runs, run_all, single_config
 from trainer.finetune.tasks import TASKS
-from trainer.launch import WorkerError
+from trainer.launch import run_to_the_end
 
 PROGRAM = "python -m trainer.finetune"
 HELP = f"""usage: {PROGRAM} --task TASK --model EXPORT --data DIR --output DIR [--grid] [--config FILE]
@@ -51,22 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         update={key: expand_path(getattr(config, key), key=key) for key in ("model", "data", "output")}
     )
     grid = "--grid" in words.flags
-    with stop_on_signals() as stop:
-        try:
-            if grid or config.seeds > 1 or config.task == "all" or "," in config.task:
-                line = study(config, grid=grid, stop=stop)
-            else:
-                result = finetune(single_config(config), say=say_at_once, stop=stop)
-                line = None if result is None else result.line()
-        except WorkerError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    if line is None:
-        assert stop.signal_number is not None
-        say_at_once("stopped; the same command continues from here")
-        return 128 + stop.signal_number
-    print(line, flush=True)
-    return 0
+
+    def work(stop: StopRequest) -> str | None:
+        if grid or config.seeds > 1 or config.task == "all" or "," in config.task:
+            return study(config, grid=grid, stop=stop)
+        result = finetune(single_config(config), say=say_at_once, stop=stop)
+        return None if result is None else result.line()
+
+    return run_to_the_end(work)
 
 
 def study(config: StudyConfig, *, grid: bool, stop: StopRequest) -> str | None:
