@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline import storage
 from pipeline.console import command, say_at_once
 from pipeline.dataset import read_manifest
-from pipeline.settings import ConfigError, describe, load_settings, refuse_flags, split_arguments, validate
+from pipeline.settings import ConfigError, describe, load_settings, refuse_flags, split_arguments, to_tree, validate
 from pipeline.signals import StopRequest
 from pipeline.storage import expand_path, locate
 from trainer.ablate.config import AblationConfig, Rung, merge
 from trainer.ablate.report import Row, TaskScore, write_report
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, read_run_config
 from trainer.data import open_phases, resolve_phases
-from trainer.export import export
-from trainer.finetune import JSON_NAME, StudyConfig, study
-from trainer.launch import check, run_to_the_end, train
-from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
+from trainer.export import MARKER, export
+from trainer.finetune import JSON_NAME, StudyConfig, check_tasks, study
+from trainer.launch import check, resolve_paths, run_to_the_end, train
+from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 
 PROGRAM = "python -m trainer.ablate"
 _MOST_STEPS = 1_000_000
@@ -30,7 +32,8 @@ _MOST_STEPS = 1_000_000
 HELP = f"""usage: {PROGRAM} --config LADDER --tasks DIR --output DIR [key.sub=value ...]
 
 Pretrains each model of a ladder (such as trainer/configs/ablations/sample.yaml) on one budget, exports it, fine-tunes
-it on the tasks whose files are in DIR or below, and writes report.md and report.json to OUTPUT. The last line is JSON.
+it on the tasks whose files are in DIR or below (a single task: in DIR itself), and writes report.md and report.json to
+OUTPUT. The last line is JSON.
 Losses are compared only between models with the same objective and data set. The same command continues where it was
 stopped; what is finished is not done again.
 
@@ -51,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(HELP + describe(AblationConfig))
         return 0
     config = load_settings(AblationConfig, file=words.file, overrides=words.overrides)
-    config = config.model_copy(update={key: expand_path(getattr(config, key), key=key) for key in ("data", "output")})
-    for name, rung in config.chosen:  # all settings are checked before the first hour is spent
-        check_lengths(plan_study(config, name=name), pretraining=plan_pretraining(config, name=rung.weights_of or name))
+    output = os.path.abspath(expand_path(config.output, key="output", local_only=True))
+    config = config.model_copy(update={"data": expand_path(config.data, key="data"), "output": output})
+    check_ladder(config)
 
     def work(stop: StopRequest) -> str | None:
         rows = run_ladder(config, stop=stop)
@@ -65,6 +68,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_to_the_end(work)
 
 
+def check_ladder(config: AblationConfig) -> None:
+    """Check all rungs before the first hour is spent, and write nothing. Raises ValueError that names what is wrong."""
+    for name, rung in config.chosen:
+        source = rung.weights_of or name
+        study, pretraining = plan_study(config, name=name), plan_pretraining(config, name=source)
+        check_lengths(study, pretraining=pretraining)
+        refuse_other_budget(pretraining, model=locate_model(config, name=source))
+        try:
+            check(pretraining)
+        except ValueError as error:
+            raise ConfigError(f"ladder.{source}: {error}") from error
+    check_tasks(plan_study(config, name=config.chosen[0][0]))  # all rungs have the same tasks
+
+
+def locate_model(config: AblationConfig, *, name: str) -> str:
+    """Return the folder of a rung's exported model."""
+    return storage.join(config.output, name, "model")
+
+
+def refuse_other_budget(pretraining: TrainerConfig, *, model: str) -> None:
+    """Raise ConfigError if `model` was exported after a pretraining of another length, whose scores would stand beside
+    the losses of this one."""
+    saved = read_run_config(locate(pretraining.output))
+    if saved is None or storage.find_file(locate(model, MARKER)) is None:
+        return
+    for key in ("max_steps", "max_hours"):
+        before, now = getattr(saved, key), getattr(pretraining, key)
+        if before != now:
+            raise ConfigError(
+                f"budget: gives {key}={now}, but {model} was pretrained with {key}={before}; give another output, or "
+                f"the budget from before"
+            )
+
+
 def run_ladder(config: AblationConfig, *, stop: StopRequest) -> list[Row] | None:
     """Run what is left of the ladder, and return a row for each rung; None if `stop` came first."""
     rows = []
@@ -74,8 +111,8 @@ def run_ladder(config: AblationConfig, *, stop: StopRequest) -> list[Row] | None
         run, pretraining = storage.join(config.output, source, "pretrain"), plan_pretraining(config, name=source)
         if train(check(pretraining), stop=stop, say=say_at_once) != 0:
             return None
-        model = storage.join(config.output, source, "model")
-        if storage.find_file(locate(model, "config.json")) is None:
+        model = locate_model(config, name=source)
+        if storage.find_file(locate(model, MARKER)) is None:
             export(run, out=model)
         if study(plan_study(config, name=name), grid=False, stop=stop) is None:
             return None
@@ -89,18 +126,16 @@ def plan_pretraining(config: AblationConfig, *, name: str) -> TrainerConfig:
     tree["output"] = storage.join(config.output, name, "pretrain")
     if "data" not in tree:
         raise ConfigError("base.data is missing: give the data set to pretrain on")
-    tree["data"] = expand_path(tree["data"], key="base.data")
     budget, origin = config.budget, f"ladder.{name}.pretrain over base"
-    if budget.minutes is not None:
-        tree |= {"max_hours": budget.minutes / 60, "max_steps": _MOST_STEPS}
-        return validate(TrainerConfig, tree, origin=origin)
-    if budget.steps is not None:
-        return validate(TrainerConfig, {**tree, "max_steps": budget.steps}, origin=origin)
-    assert budget.tokens is not None
-    draft = validate(TrainerConfig, {**tree, "max_steps": _MOST_STEPS}, origin=origin)
-    (opened,) = open_phases(resolve_phases(draft), manifests=[read_manifest(draft.data)])
+    steps = _MOST_STEPS if budget.steps is None else budget.steps
+    hours = None if budget.minutes is None else budget.minutes / 60
+    planned = validate(TrainerConfig, {**tree, "max_steps": steps, "max_hours": hours}, origin=origin)
+    planned = resolve_paths(planned, base_of=lambda key: Path.cwd())
+    if budget.tokens is None:
+        return planned
+    (opened,) = open_phases(resolve_phases(planned), manifests=[read_manifest(planned.data)])
     steps = math.ceil(budget.tokens / opened.shape.tokens_mean)
-    return validate(TrainerConfig, {**tree, "max_steps": steps}, origin=origin)
+    return validate(TrainerConfig, {**to_tree(planned), "max_steps": steps}, origin=origin)
 
 
 def plan_study(config: AblationConfig, *, name: str) -> StudyConfig:
@@ -108,7 +143,7 @@ def plan_study(config: AblationConfig, *, name: str) -> StudyConfig:
     rung = config.ladder[name]
     own = {
         "task": ",".join(config.tasks),
-        "model": storage.join(config.output, rung.weights_of or name, "model"),
+        "model": locate_model(config, name=rung.weights_of or name),
         "data": config.data,
         "output": storage.join(config.output, name, "tasks"),
     }
@@ -131,8 +166,9 @@ def check_lengths(study: StudyConfig, *, pretraining: TrainerConfig) -> None:
 def read_row(config: AblationConfig, *, name: str, rung: Rung, pretraining: TrainerConfig) -> Row:
     """Return what a finished rung found."""
     run = locate(pretraining.output)
-    trained = read_last_lines(locate(run, METRICS_NAME), through=pretraining.max_steps)[-1]
-    held_out = (read_last_lines(locate(run, EVALUATIONS_NAME), through=pretraining.max_steps) or [{}])[-1]
+    model = locate_model(config, name=rung.weights_of or name)
+    steps = int(json.loads(storage.read_bytes(locate(model, MARKER)))["step"])
+    held_out = (read_last_lines(locate(run, EVALUATIONS_NAME), through=steps) or [{}])[-1]
     found: list[dict[str, Any]] = json.loads(
         storage.read_bytes(locate(config.output, name, "tasks", JSON_NAME)),
     )["rows"]
@@ -142,7 +178,7 @@ def read_row(config: AblationConfig, *, name: str, rung: Rung, pretraining: Trai
         objective=pretraining.model.objective,
         data_hash=str(held_out.get("data_hash", "")),
         weights_of=rung.weights_of,
-        steps=int(trained["step"]),
+        steps=steps,
         loss=held_out.get("mlm_loss"),
         unigram=held_out.get("unigram_loss"),
         nsp_accuracy=held_out.get("nsp_accuracy"),

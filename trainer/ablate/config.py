@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -11,6 +11,8 @@ from pipeline.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+_PRETRAIN_KEYS = ("output", "max_steps", "max_hours", "phases")
+_FINETUNE_KEYS = ("task", "model", "data", "output")
 
 
 class Budget(Settings):
@@ -48,7 +50,8 @@ class AblationConfig(Settings):
     output: str
     """Folder with a folder for each rung (pretrain, model, tasks), report.md and report.json."""
     data: str
-    """Folder with the tasks' files, or with folders that hold them, as for trainer.finetune."""
+    """Folder with the tasks' files, or with folders that hold them, as for trainer.finetune. The files of a single task
+    are in the folder itself."""
     tasks: tuple[str, ...] = ("rte", "sst2", "xquad-en")
     """An inference, a sentiment and an answers task."""
     budget: Budget
@@ -56,7 +59,8 @@ class AblationConfig(Settings):
     base: dict[str, Any]
     """Settings of trainer/run.py: at least `data`. `output`, `max_steps` and `max_hours` follow from the ladder."""
     finetune: dict[str, Any] = Field(default={})
-    """Settings of trainer.finetune for all rungs, such as seeds."""
+    """Settings of trainer.finetune for all rungs, such as seeds. `task`, `model`, `data` and `output` follow from the
+    ladder."""
     ladder: dict[str, Rung]
     """The rungs by name, in the order of the table."""
     only: tuple[str, ...] = ()
@@ -66,10 +70,13 @@ class AblationConfig(Settings):
     def _check_ladder(self) -> AblationConfig:
         if not self.ladder:
             raise ValueError("ladder: has no rung; give at least one")
-        for key in ("output", "max_steps", "max_hours", "phases"):
-            for place, tree in (("base", self.base), *((f"ladder.{n}.pretrain", r.pretrain) for n, r in self.chosen)):
-                if key in tree:
-                    raise ValueError(f"{place}.{key}: is set by the ladder (output, budget); leave it out")
+        if not self.tasks:
+            raise ValueError("tasks: is empty; name at least one")
+        refuse_keys(_PRETRAIN_KEYS, tree=self.base, place="base", by="output, budget")
+        refuse_keys(_FINETUNE_KEYS, tree=self.finetune, place="finetune", by="tasks, data, output")
+        for name, rung in self.ladder.items():
+            refuse_keys(_PRETRAIN_KEYS, tree=rung.pretrain, place=f"ladder.{name}.pretrain", by="output, budget")
+            refuse_keys(_FINETUNE_KEYS, tree=rung.finetune, place=f"ladder.{name}.finetune", by="tasks, data, output")
         for name, rung in self.ladder.items():
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"ladder.{name}: names a folder; use letters, digits, - and _")
@@ -88,6 +95,13 @@ class AblationConfig(Settings):
     def chosen(self) -> list[tuple[str, Rung]]:
         """The rungs of `only`, or all, in the order of the ladder."""
         return [(name, rung) for name, rung in self.ladder.items() if not self.only or name in self.only]
+
+
+def refuse_keys(keys: Sequence[str], *, tree: Mapping[str, Any], place: str, by: str) -> None:
+    """Raise ValueError if the settings `tree` at `place` have one of `keys`, which the ladder's settings `by` set."""
+    found = next((key for key in keys if key in tree), None)
+    if found is not None:
+        raise ValueError(f"{place}.{found}: is set by the ladder ({by}); leave it out")
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from pipeline.dataset import (
     resolve_inside,
 )
 from pipeline.json_text import parse_json
-from pipeline.storage import Location, locate, put_in_place, sync
+from pipeline.storage import Location, expand_path, locate, put_in_place, sync
 from trainer.checkpoint import (
     STATE,
     CheckpointState,
@@ -102,7 +102,7 @@ def export(
     One rename replaces an earlier export in `out`. On an error, raises ValueError (ExportError, CheckpointError,
     DataSetError) and leaves `out` unchanged.
     """
-    target = Path(os.path.abspath(out))
+    target = Path(os.path.abspath(expand_path(str(out), key="out", local_only=True)))
     _check_target(target)
     checkpoint = _find_checkpoint(locate(source), step=step, best=best)
     state = read_state(checkpoint)

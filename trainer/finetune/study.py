@@ -26,6 +26,7 @@ from trainer.finetune.config import FinetuneConfig, StudyConfig
 from trainer.finetune.examples import TaskDataError
 from trainer.finetune.features import TextEncoder, list_texts
 from trainer.finetune.result import Result
+from trainer.finetune.scores import check_libraries
 from trainer.finetune.splits import read_splits
 from trainer.finetune.start import finetune, resolve_device
 from trainer.finetune.state import read_result
@@ -95,6 +96,16 @@ def find_tasks(config: StudyConfig) -> dict[str, tuple[str, str]]:
             below = folder.removeprefix(config.data).strip("/").replace("/", "-")
             labels[name if len(found[name]) == 1 else f"{name}-{below}"] = (name, folder)
     return labels
+
+
+def check_tasks(config: StudyConfig) -> None:
+    """Raise ValueError if a task of a study is unknown or has no files, if a single task has files that cannot be read,
+    or if a library of the metrics is missing."""
+    check_libraries()
+    tasks = find_tasks(config)
+    for name, folder in tasks.values() if len(tasks) == 1 else ():
+        own = single_config(config.model_copy(update={"task": name, "data": folder}))
+        read_splits(find_task(name, columns=config.columns), config=own, say=lambda line: None)
 
 
 def is_present(task: Task, *, folder: str, files: Sequence[str]) -> bool:

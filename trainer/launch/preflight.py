@@ -7,7 +7,7 @@ afterwards.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,17 +60,25 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     if is_run_config(file):
         tree = drop_idle_settings(tree, origin=str(file), keep=overridden)
     config = validate(TrainerConfig, tree, origin=str(file), overrides=arguments.overrides)
+
+    def base_of(key: str) -> Path:
+        return repository if arguments.file is None and key not in overridden else Path.cwd()
+
+    return resolve_paths(config, base_of=base_of)
+
+
+def resolve_paths(config: TrainerConfig, *, base_of: Callable[[str], Path]) -> TrainerConfig:
+    """Return the config with absolute paths. A relative path of the setting `key` is below `base_of(key)`. Raises
+    ConfigError if a value is no path."""
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
         if value is None:
             continue
         value = expand_path(value, key=key, local_only=key == "working_folder")
-        if os.path.isabs(value) or storage.is_url(value):
-            config = _replace(config, key.split("."), value)
-            continue
-        refuse_lost_path(value, key=key)
-        base = repository if arguments.file is None and key not in overridden else Path.cwd()
-        config = _replace(config, key.split("."), os.path.normpath(base / value))
+        if not (os.path.isabs(value) or storage.is_url(value)):
+            refuse_lost_path(value, key=key)
+            value = os.path.normpath(base_of(key) / value)
+        config = _replace(config, key.split("."), value)
     return config
 
 

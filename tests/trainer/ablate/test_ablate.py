@@ -66,16 +66,30 @@ def test_a_ladder_trains_every_rung_once_and_ends_with_a_table(
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["ladder"] == found
     assert weights.stat().st_mtime_ns == before
-
-
-def test_rows_longer_than_those_of_the_data_set_are_refused_before_anything_is_trained(
-    tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ladder = write_ladder(tmp_path / "ladder.yaml", data=tokenized)
-    words = ["--config", str(ladder), "--tasks", str(tmp_path), "--output", str(tmp_path / "out")]
-    assert main([*words, "finetune.max_length=4096"]) == 2
-    said = f"finetune.max_length=4096: the rows of {tokenized} have at most 64 tokens"
+    assert main([*words, "budget.steps=3"]) == 2
+    said = "reference/model was pretrained with max_steps=2; give another output, or the budget from before"
     assert said in capsys.readouterr().err
+    assert (tmp_path / "out" / "report.md").read_text() == report
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["finetune.max_length=4096"], "finetune.max_length=4096: the rows of {data} have at most 64 tokens"),
+        ([], "{tasks}: holds no file of task=sst2"),
+        (["tasks=[sst2, rte]"], "{tasks}: holds no files of sst2, rte"),
+        (["ladder.causal.pretrain.model.max_positions=32"], "ladder.causal: data={data}: max_seq_length=64 exceeds"),
+        (["base.data=5"], "ladder.reference.pretrain over base: data=5: Input should be a valid string"),
+        (["output=s3://bucket/out"], "output=s3://bucket/out: object stores are not supported here"),
+    ],
+)
+def test_what_no_rung_could_do_is_refused_before_anything_is_trained(
+    words: list[str], message: str, tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ladder, tasks = write_ladder(tmp_path / "ladder.yaml", data=tokenized), tmp_path / "tasks"
+    tasks.mkdir()
+    assert main(["--config", str(ladder), f"--tasks={tasks}", f"--output={tmp_path / 'out'}", *words]) == 2
+    assert message.format(data=tokenized, tasks=tasks) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -93,6 +107,14 @@ def make(**changes: Any) -> AblationConfig:
         ({"ladder": {"a/b": {}}}, "names a folder"),
         ({"ladder": {"a": {"weights_of": "b"}}}, "ladder.a.weights_of=b"),
         ({"ladder": {"a": {"pretrain": {"max_steps": 3}}}}, "ladder.a.pretrain.max_steps: is set by the ladder"),
+        ({"base": {"phases": []}}, "base.phases: is set by the ladder"),
+        (
+            {"ladder": {"a": {}, "b": {"pretrain": {"max_hours": 3}}}, "only": ("a",)},
+            "ladder.b.pretrain.max_hours: is set by the ladder",
+        ),
+        ({"finetune": {"task": "rte"}}, "finetune.task: is set by the ladder"),
+        ({"ladder": {"a": {"finetune": {"data": "x"}}}}, "ladder.a.finetune.data: is set by the ladder"),
+        ({"tasks": ()}, "tasks: is empty; name at least one"),
         ({"only": ("c",)}, "only=c: is no rung; known: a"),
     ],
 )
@@ -115,6 +137,13 @@ def test_budgets_become_steps_or_hours(tokenized: Path) -> None:
     assert by_time.max_hours == pytest.approx(0.05)
     few, many = (plan_pretraining(make(base=base, budget={"tokens": n}), name="a").max_steps for n in (3_000, 30_000))
     assert many == pytest.approx(10 * few, abs=10)
+
+
+def test_relative_paths_are_below_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of Ray run in other directories."""
+    monkeypatch.chdir(tmp_path)
+    planned = plan_pretraining(make(base={"data": "set", "batch": {"pairs": 8}}), name="a")
+    assert (planned.data, planned.output) == (str(tmp_path / "set"), str(tmp_path / "out" / "a" / "pretrain"))
 
 
 def test_every_rung_of_the_sample_is_valid() -> None:

@@ -201,3 +201,10 @@ def test_a_weight_that_fp16_cannot_hold_is_refused(
     ):
         export(tmp_path / "run", out=tmp_path / "out", dtype="fp16")
     assert export(tmp_path / "run", out=tmp_path / "out", dtype="bf16").step == 7
+
+
+def test_a_url_to_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"out=s3://bucket/model: object stores are not supported here"):
+        export(tmp_path / "run", out="s3://bucket/model")
+    assert list(tmp_path.iterdir()) == []
