@@ -37,7 +37,7 @@ class PairLoader(DataLoader[Item]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place behind the last batch given, as JSON values, for any number of ranks and workers."""
-        if self._stream.is_finished_after(self._used):
+        if self._stream.is_finished_after(self._used, drop_last=self.drop_last):
             self._stream.set_epoch(self._stream.epoch + 1)
             self._used = 0
         return self._stream.state_after(self._used)

@@ -125,9 +125,13 @@ class PairStream(IterableDataset[Item]):
         rows = self._start + num_batches * self.batch_size * self.world_size
         return {**self._identity(), "epoch": self.epoch, "rows": min(rows, self._set.num_rows), "worker": None}
 
-    def is_finished_after(self, num_batches: int) -> bool:
-        """Return whether so many batches, since the loaded state or the start of the epoch, end this rank's epoch."""
-        return num_batches * self.batch_size >= self._count_rows(self._set.num_rows, start=self._start)
+    def is_finished_after(self, num_batches: int, *, drop_last: bool = False) -> bool:
+        """Return whether so many batches, since the loaded state or the start of the epoch, end this rank's epoch.
+
+        With `drop_last`, the loader leaves out a last batch that is not full.
+        """
+        left = self._count_rows(self._set.num_rows, start=self._start) - num_batches * self.batch_size
+        return left < (self.batch_size if drop_last else 1)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state` in the next iterator. Raises ConfigError if the data set, split or seed differs."""

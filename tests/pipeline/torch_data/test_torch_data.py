@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pipeline.dataset import read_manifest
-from pipeline.torch_data import Collator, PairDataset, PairStream
+from pipeline.torch_data import Collator, PairDataset, PairLoader, PairStream
 from synthetic import write_data_set
 
 transformers = pytest.importorskip("transformers")
@@ -250,3 +250,15 @@ def test_the_page_of_other_trainers_runs_as_it_stands(
         exec(block, names)
     assert names["state"]["rows"] == 102
     assert list((tmp_path / "runs" / "lightning").glob("*.ckpt"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_drops_the_last_batch_goes_on_to_the_next_epoch(workers: int, root: Path) -> None:
+    stream = PairStream(root, batch_size=8)
+    collate = Collator(pad=stream.manifest.special.pad)
+    loader = PairLoader(stream, num_workers=workers, drop_last=True, collate_fn=collate)
+    epochs = [[batch["input_ids"] for batch in loader] for _ in range(3)]
+    assert [len(batches) for batches in epochs] == [len(stream) // 8] * 3
+    assert len(stream) % 8, "a batch is dropped"
+    assert not torch.equal(epochs[0][0], epochs[1][0])
+    assert loader.state_dict() == {**stream.state_after(0), "epoch": 3, "rows": 0}
