@@ -6,7 +6,6 @@ A row that is not as the format has it is refused with its place; only a label m
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from pipeline import storage
 from pipeline.storage import Location
 from trainer.finetune.config import Columns
 from trainer.finetune.examples import ChoiceExample, Example, Question, TaggedExample, TaskDataError, TextExample
-from trainer.finetune.tables import Row, read_json, read_table, read_text, take
+from trainer.finetune.tables import Row, read_json, read_table, read_text, take, to_json
 from trainer.finetune.tasks import Task
 from trainer.finetune.values import is_missing, to_answers, to_class, to_list, to_number, to_place, to_text
 
@@ -133,22 +132,33 @@ def _read_nsmc(path: Location, task: Task, split: str) -> Iterator[Example]:
     for place, reviews in _read_reviews(path):
         for number, review in enumerate(reviews):
             row = (f"{place} entry {number}", review)
-            rating = int(take(row, "rating"))
-            if NSMC_NEGATIVE < rating < NSMC_POSITIVE or not take(row, "review").strip():
+            rating, text = to_place(take(row, "rating")), _take_text(row, "review")
+            if rating is None:
+                raise TaskDataError(f"{row[0]}: rating is {review['rating']!r}, no number; mend or remove the row")
+            if NSMC_NEGATIVE < rating < NSMC_POSITIVE or not text.strip():
                 continue
             label = "1" if rating >= NSMC_POSITIVE else "0"
-            yield TextExample(str(take(row, "review_id")), take(row, "review"), None, label)
+            yield TextExample(str(take(row, "review_id")), text, None, label)
 
 
-def _read_reviews(path: Location) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    if ".tar" not in str(path):
-        yield str(path), read_json(path)
-        return
-    with tarfile.open(fileobj=io.BytesIO(storage.read_bytes(path))) as archive:
-        for member in sorted(archive.getmembers(), key=lambda each: each.name):
-            content = archive.extractfile(member)
-            if content is not None and member.name.endswith(".json"):
-                yield f"{path}/{member.name}", json.loads(content.read())
+def _read_reviews(path: Location) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    for place, content in _read_members(path) if ".tar" in str(path) else [(str(path), read_json(path))]:
+        if not isinstance(content, list) or not all(isinstance(each, Mapping) for each in content):
+            raise TaskDataError(f"{place}: is no list of objects, as the reviews of a film are; copy the file again")
+        yield place, content
+
+
+def _read_members(path: Location) -> Iterator[tuple[str, Any]]:
+    """Yield the JSON files of a tar by their names."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(storage.read_bytes(path))) as archive:
+            for member in sorted(archive.getmembers(), key=lambda each: each.name):
+                content = archive.extractfile(member)
+                if content is not None and member.name.endswith(".json"):
+                    place = f"{path}/{member.name}"
+                    yield place, to_json(content.read(), place=place)
+    except tarfile.TarError as error:
+        raise TaskDataError(f"{path}: is damaged or no tar; copy it again") from error
 
 
 def _read_conll(path: Location, task: Task, split: str) -> Iterator[Example]:

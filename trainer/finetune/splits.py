@@ -7,10 +7,9 @@ one side, and stay there when examples are added.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from itertools import chain
 
 from pipeline import draws, storage
 from pipeline.console import Say
@@ -49,7 +48,7 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
     for split, examples in read.items():
         if not any(example.units if isinstance(example, TaggedExample) else True for example in examples):
             raise TaskDataError(f"{found[split][0]}: holds no example; copy the file again")
-    refuse_other_counts(chain.from_iterable(read.values()))
+    refuse_other_counts({base_names(found[split]): examples for split, examples in read.items()})
     if "train" in read and "dev" in read:
         names = [split for split in ("dev", "dev-mm", "test", "test-mm") if split in read]
         return Splits(read["train"], {split: read[split] for split in names}, by_hash=False)
@@ -71,15 +70,22 @@ def read_splits(task: Task, *, config: FinetuneConfig, say: Say) -> Splits:
     return Splits(train, evaluated, by_hash=True)
 
 
-def refuse_other_counts(examples: Iterable[Example]) -> None:
-    """Raise TaskDataError if examples have other numbers of choices than the first, which no batch can hold."""
-    found = [example for example in examples if isinstance(example, ChoiceExample)]
-    for example in found:
-        if len(example.choices) != len(found[0].choices):
-            raise TaskDataError(
-                f"example {example.id}: has {len(example.choices)} choices, the first example has "
-                f"{len(found[0].choices)}; give all the same number, or name them in columns.choices"
-            )
+def refuse_other_counts(examples: Mapping[str, Sequence[Example]]) -> None:
+    """Raise TaskDataError if examples have other numbers of choices than the first, which no batch can hold.
+
+    `examples` are those of each split by the names of its files.
+    """
+    first: ChoiceExample | None = None
+    for names, each in examples.items():
+        for example in each:
+            if not isinstance(example, ChoiceExample):
+                return
+            first = first or example
+            if len(example.choices) != len(first.choices):
+                raise TaskDataError(
+                    f"{names}, example {example.id}: has {len(example.choices)} choices, the first example has "
+                    f"{len(first.choices)}; give all the same number, or name them in columns.choices"
+                )
 
 
 def divide(examples: Sequence[Example], *, share: float) -> tuple[tuple[Example, ...], tuple[Example, ...]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.settings import ConfigError, to_tree
 from pipeline.storage import Location
 from trainer.finetune.config import FinetuneConfig
@@ -31,12 +32,17 @@ def settings_of(config: FinetuneConfig) -> dict[str, Any]:
 
 
 def read_result(folder: Location, *, config: FinetuneConfig) -> dict[str, Any] | None:
-    """What an earlier command with the same settings has found; ConfigError where it had others."""
+    """What an earlier command with the same settings has found; ConfigError where it had others. ValueError if the file
+    is damaged."""
     path = storage.locate(folder, RESULT_NAME)
     if storage.find_file(path) is None:
         return None
-    tree: dict[str, Any] = json.loads(storage.read_bytes(path))
-    _refuse_other(tree["config"], config=config, what="the result")
+    try:
+        tree: dict[str, Any] = parse_json(storage.read_bytes(path))
+        found = dict(tree["config"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: is damaged; remove it to train again") from error
+    _refuse_other(found, config=config, what="the result")
     return tree
 
 
@@ -58,7 +64,8 @@ def save_state(folder: Location, *, step: int, model: TaskModel, optimizer: torc
 
 
 def read_step(folder: Location) -> int:
-    """Return the steps of the state in `folder`, or 0 if there is no state. Costs a read of the whole state."""
+    """Return the steps of the state in `folder`, or 0 if there is no state. Costs a read of the whole state. Raises
+    ValueError if it is damaged."""
     tree = _read_state(folder)
     return 0 if tree is None else int(tree["step"])
 
@@ -83,7 +90,11 @@ def _read_state(folder: Location) -> dict[str, Any] | None:
     path = storage.locate(folder, STATE_NAME)
     if storage.find_file(path) is None:
         return None
-    tree: dict[str, Any] = torch.load(io.BytesIO(storage.read_bytes(path)), map_location="cpu", weights_only=True)
+    content = io.BytesIO(storage.read_bytes(path))
+    try:
+        tree: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises errors of many kinds
+        raise ValueError(f"{path}: is damaged; remove it to train from the beginning") from error
     return tree
 
 

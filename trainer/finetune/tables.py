@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
+from pipeline.json_text import parse_json
 from pipeline.storage import Location
 from trainer.finetune.examples import TaskDataError
 
@@ -45,10 +46,15 @@ def read_text(path: Location) -> str:
 
 def read_json(path: Location) -> Any:
     """Return the content of a JSON file. TaskDataError if it is not valid JSON."""
+    return to_json(read_text(path), place=str(path))
+
+
+def to_json(content: str | bytes, *, place: str) -> Any:
+    """Return the value of a JSON text. TaskDataError names its place if it is not valid JSON."""
     try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise TaskDataError(f"{path}: is not valid JSON ({error}); copy it again") from error
+        return parse_json(content)
+    except ValueError as error:
+        raise TaskDataError(f"{place}: is not valid JSON ({error}); copy it again") from error
 
 
 def read_table(path: Location, *, header: Sequence[str] | None = None) -> Iterator[Row]:

@@ -44,6 +44,8 @@ def to_class(value: Any, *, place: str, name: str, labels: Sequence[str]) -> str
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         value = int(value)
     label = to_text(str(value), place=place, name=name).strip()
+    if not label:
+        raise TaskDataError(f"{place}: {name} is {value!r}, no class; give it a class or remove the row")
     if labels and label not in labels:
         whole = _WHOLE.fullmatch(label)
         if whole is not None and whole[1] in labels:

@@ -12,7 +12,7 @@ import pytest
 from task_models import SPECIAL, make_config, write_model
 from trainer.demonstrate import FillMask
 from trainer.features import main as write_features
-from trainer.finetune import finetune
+from trainer.finetune import Result, finetune
 from trainer.finetune.answers import f1_of, matches
 from trainer.finetune.endings import count_cut, learn_endings
 from trainer.finetune.examples import Question
@@ -53,13 +53,19 @@ def write_korquad(folder: Path) -> None:
         (folder / f"KorQuAD_v1.0_{split}.json").write_text(json.dumps(tree), encoding="utf-8")
 
 
-def test_an_answer_inside_a_word_comes_without_the_ending(model: Path, tmp_path: Path) -> None:
-    write_korquad(tmp_path)
-    config = make_config("korquad", model=model, data=tmp_path, output=tmp_path / "out", max_length=32, epochs=8.0)
+def answer(model: Path, folder: Path) -> Result:
+    """Fine-tune on the questions, and check that the first answers of dev are the nouns alone."""
+    write_korquad(folder)
+    config = make_config("korquad", model=model, data=folder, output=folder / "out", max_length=32, epochs=8.0)
     found = finetune(config, say=lambda line: None)
     assert found is not None
-    texts = json.loads((tmp_path / "out" / "predictions.json").read_text(encoding="utf-8"))
+    texts = json.loads((folder / "out" / "predictions.json").read_text(encoding="utf-8"))
     assert [texts[f"dev{number}"] for number in range(6)] == [GRAVITY, LIGHT, FORCE] * 2
+    return found
+
+
+def test_an_answer_inside_a_word_comes_without_the_ending(model: Path, tmp_path: Path) -> None:
+    found = answer(model, tmp_path)
     assert found.metrics["dev"]["exact_match"] == found.metrics["dev"]["answer_f1"] == 1.0
     assert not matches(GRAVITY + OF, gold=GRAVITY, rules="korquad"), "the whole word is not the answer"
     assert f1_of(GRAVITY + OF, gold=GRAVITY, rules="korquad") == pytest.approx(0.8), "2 of 3 syllables"
@@ -72,12 +78,7 @@ def test_an_ending_inside_a_piece_is_cut_where_training_answers_stop_before_it(t
     notice = "\uc8fc" + OF  # ends with the syllable of the particle, but is all noun
     words = [*SPECIAL, *nouns, *ends, "\uc8fc", f"##{OF}", notice, WHAT, STRONG, "."]
     model = write_model(tmp_path / "model", words=words, lowercase=False)
-    write_korquad(tmp_path)
-    config = make_config("korquad", model=model, data=tmp_path, output=tmp_path / "out", max_length=32, epochs=8.0)
-    found = finetune(config, say=lambda line: None)
-    assert found is not None
-    texts = json.loads((tmp_path / "out" / "predictions.json").read_text(encoding="utf-8"))
-    assert [texts[f"dev{number}"] for number in range(6)] == [GRAVITY, LIGHT, FORCE] * 2
+    found = answer(model, tmp_path)
     assert found.metrics["dev"]["exact_match"] == 1.0
 
     encoder = TextEncoder(model, max_length=32)

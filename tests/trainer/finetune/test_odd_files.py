@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from task_models import make_config, write_opinions
+from trainer.finetune import finetune
 from trainer.finetune.config import Columns, FinetuneConfig
 from trainer.finetune.examples import ChoiceExample, Question, TaggedExample, TaskDataError, TextExample
 from trainer.finetune.splits import Splits, read_splits
@@ -68,6 +72,7 @@ def rows(text: str) -> dict[str, str]:
         ("stsb", both("{}.tsv", STS.format("nan")), "train.tsv line 2: score is nan, which"),
         ("stsb", both("{}.tsv", STS.format("77")), "train.tsv line 2: score is 77.0, not from 0 to 5"),
         ("classification", table("text,label\na,\n"), "train.csv line 2: label is '', no class; give it"),
+        ("classification", table("text,label\na,  \n"), "train.csv line 2: label is '  ', no class; give it"),
         ("classification", rows('{"text": "a", "label": null}'), "entry 0: label is None, no class; give"),
         ("classification", rows('{"text": "a", "label": [1]}'), "entry 0: label is \\[1\\], no class"),
         ("classification", rows('{"text": "a", "label": "x\\ty"}'), "take the tab or line break out of"),
@@ -89,7 +94,7 @@ def rows(text: str) -> dict[str, str]:
         ("qa", table("text,text2,label,answer_start\nfilm,who?,film,\n"), "has 1 answers and 0 places"),
         ("choice", rows("".join(
             json.dumps({"text": "a", "label": 0} | {f"choice{each}": "b" for each in range(count)}) for count in (2, 3)
-        )), "example 1: has 3 choices, the first example has 2; give all the same number"),
+        )), "train.jsonl, example 1: has 3 choices, the first example has 2; give all the same number"),
         ("choice", rows('{"text": "a", "choice0": "b", "choice1": "c", "label": true}'), "label is True; give"),
         ("squad", asked(answer("film", 5)), "question a: answer 'film' does not stand at character 5 "
          "of the context, there is 'ilm '; mend answer_start"),
@@ -112,6 +117,49 @@ def rows(text: str) -> dict[str, str]:
 def test_what_is_wrong_is_told_with_its_place(task: str, files: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(TaskDataError, match=message):
         read(tmp_path, task=task, files=files)
+
+
+def review(**changes: Any) -> bytes:
+    return json.dumps([{"review_id": "1", "rating": "10", "review": "good"} | changes]).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "nsmc-raw.tar: is damaged or no tar; copy it again"),
+        (b"{", "nsmc-raw.tar/a.json: is not valid JSON"),
+        (b"\xff", "nsmc-raw.tar/a.json: is not valid JSON"),
+        (b"[5]", "nsmc-raw.tar/a.json: is no list of objects, as the reviews of a film are"),
+        (review(rating="x"), "nsmc-raw.tar/a.json entry 0: rating is 'x', no number; mend or remove"),
+        (review(review=None), "nsmc-raw.tar/a.json entry 0: review is None, no text"),
+    ],
+)
+def test_raw_reviews_that_cannot_be_read_are_named(content: bytes | None, message: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "nsmc-raw.tar", "w") as archive:
+        member = tarfile.TarInfo("a.json")
+        member.size = len(content or b"")
+        archive.addfile(member, io.BytesIO(content or b""))
+    if content is None:
+        (tmp_path / "nsmc-raw.tar").write_bytes(b"no tar")
+    with pytest.raises(TaskDataError, match=message):
+        read(tmp_path, task="nsmc", files={})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("state.pt", b"abc", "state.pt: is damaged; remove it to train from the beginning"),
+        ("state.pt", b"", "state.pt: is damaged; remove it to train from the beginning"),
+        ("result.json", b"{", "result.json: is damaged; remove it to train again"),
+        ("result.json", b"5", "result.json: is damaged; remove it to train again"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(name: str, content: bytes, message: str, model: Path, tmp_path: Path) -> None:
+    write_opinions(tmp_path / "data")
+    (tmp_path / name).write_bytes(content)
+    config = make_config("sst2", model=model, data=tmp_path / "data", output=tmp_path, device="cpu", epochs=1.0)
+    with pytest.raises(ValueError, match=message):
+        finetune(config, say=lambda line: None)
 
 
 @pytest.mark.parametrize(
