@@ -99,6 +99,10 @@ def compute_vectors(config: FeaturesConfig) -> Iterator[tuple[Batch, list[list[s
     encoder = TextEncoder(config.model, max_length=config.max_length or longest)
     device = pick_device(config.device)
     model = read_model(config.model)[0].to(device)
+    if config.pool == "cls" and model.config.is_causal:
+        raise ConfigError(
+            f"pool=cls: {config.model} reads from left to right, so its [CLS] is the same for all texts; use pool=mean"
+        )
     waiting: list[list[str]] = []
 
     @torch.no_grad()

@@ -51,8 +51,9 @@ class FeaturesConfig(Settings):
     layers: LayersConfig = LayersConfig()
     """Which layers make a token's vector."""
     pool: Literal["cls", "mean", "tokens"] = "mean"
-    """The vector of a text: that of [CLS], or the mean over all its tokens, [CLS] and [SEP] included (as in
-    sentence-transformers). tokens: a vector for each token, in columns tokens and vectors of .parquet."""
+    """The vector of a text: that of [CLS] (not of a model that reads from left to right), or the mean over all its
+    tokens, [CLS] and [SEP] included (as in sentence-transformers). tokens: a vector for each token, in columns tokens
+    and vectors of .parquet."""
     max_length: Annotated[int, Field(ge=8)] | None = None
     """Longest row in tokens; longer texts are cut. Null: what the model is for."""
     batch_size: Positive = 64

@@ -161,7 +161,7 @@ def load_weights(
     `rows` says from which rows of the folder's word table the rows of the model start (None: from the rows of the same
     ids). Returns the prefixes of the parameters that the folder lacks, which stay as they are: those of pooler and
     next-sentence head in a ForMaskedLM folder, with `may_lack_heads` also those of other classes. Raises
-    PretrainedError if a name or shape does not fit.
+    PretrainedError if a name or shape does not fit, or if a number is not finite.
     """
     settings = read_config(folder)
     norm = model.config.norm
@@ -176,6 +176,9 @@ def load_weights(
     values: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         value = _join(tensors, name=name, norm=norm, folder=folder)
+        there = " + ".join(transformers_names(name, norm=norm))
+        if not value.isfinite().all():
+            raise PretrainedError(f"{folder}: {there} has numbers that are not finite; export an earlier checkpoint")
         expected, by_token = list(parameter.shape), name in (WORD_TABLE, "mlm_head.bias")
         if name == WORD_TABLE:
             expected[0] = model.vocabulary_size
@@ -184,7 +187,6 @@ def load_weights(
         elif (by_token or name == POSITION_TABLE) and value.shape[0] > expected[0]:
             value = value[: expected[0]]
         if list(value.shape) != expected:
-            there = " + ".join(transformers_names(name, norm=norm))
             raise PretrainedError(
                 f"{folder}: {there} has shape {list(value.shape)}, this model needs {expected}; "
                 f"{_remedy_of_shape(name, found=value.shape[0])}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipeline import storage
 from pipeline.console import command, say_at_once
@@ -73,8 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found=found,
         word_layer=word_layer,
     )
-    if not storage.is_url(page):
-        Path(page).parent.mkdir(parents=True, exist_ok=True)
     storage.write_bytes(page, text.encode("utf-8"))
     say_at_once(f"{page}: {count_of(len(seen), 'text')}, {len(text) / 1e6:.1f} MB; open it in a browser")
     return 0

@@ -24,8 +24,8 @@ class Seen:
     first: str
     second: str | None
     tokens: tuple[str, ...]
-    spans: tuple[tuple[int, int], ...]
-    """Where each token stands in `first`, in characters; (0, 0) for special tokens and those of `second`."""
+    spans: tuple[tuple[tuple[int, int], ...], ...]
+    """For each text, where each token stands in it, in characters; (0, 0) for tokens that are not of this text."""
     states: Tensor
     """[layers + 1, T, width]: the output of the embeddings and of every layer."""
     attention: Tensor
@@ -34,6 +34,11 @@ class Seen:
     """For each [MASK] its place among the tokens and the likeliest tokens, best first."""
     is_next: float | None
     """The probability that `second` follows `first`; None without a second text or without this head."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The one text or both."""
+        return (self.first,) if self.second is None else (self.first, self.second)
 
 
 class Viewer:
@@ -73,7 +78,11 @@ class Viewer:
             raise ConfigError(f"'{first[:40]}': has {MASK}, but this model predicts next tokens; leave {MASK} out")
         batch = pack([Feature(0, (row,), 0)], kind="classification", device=torch.device("cpu")).tokens
         states = hidden_states(self.model, batch)
-        spans = [(0, 0), *encoded[0].offsets, *[(0, 0)] * (len(tokens) - len(encoded[0].ids) - 1)]
+        spans, start = [], 1
+        for encoding in encoded:
+            stop = start + len(encoding.ids)
+            spans.append(((0, 0),) * start + tuple(encoding.offsets) + ((0, 0),) * (len(tokens) - stop))
+            start = stop + 1  # behind [SEP]
         guesses: list[tuple[Guess, ...]] = []
         if masks:
             logits = self.model.mlm_head(states[-1][masks])[:, : self.model.vocabulary_size]

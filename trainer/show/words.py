@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +39,7 @@ class Plane:
 
 
 def find_word(word: str, *, seen: Sequence[Seen], layer: int) -> list[Occurrence]:
-    """Return every place of `word` in the first texts of `seen`, with its vector in a layer (0: the embeddings).
+    """Return every place of `word` in the texts of `seen`, with its vector in a layer (0: the embeddings).
 
     The word may stand inside a longer one. If no text has it as it is written, its case does not count. Raises
     ConfigError if it stands nowhere.
@@ -52,28 +52,25 @@ def find_word(word: str, *, seen: Sequence[Seen], layer: int) -> list[Occurrence
     return found
 
 
-def _find(seen: Seen, *, word: str, layer: int, lower: bool = False) -> list[Occurrence]:
-    text = seen.first
-    if lower:  # letters whose small form is longer would move the places
-        text = "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in text)
-    found = []
-    start = text.find(word) if word else -1
-    while start >= 0:
-        end = start + len(word)
-        own = [place for place, (first, stop) in enumerate(seen.spans) if first < end and stop > start]
-        if own:
-            found.append(
-                Occurrence(
-                    text=seen.first,
+def _find(seen: Seen, *, word: str, layer: int, lower: bool = False) -> Iterator[Occurrence]:
+    for written, spans in zip(seen.texts, seen.spans, strict=True):
+        text = written
+        if lower:  # letters whose small form is longer would move the places
+            text = "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in text)
+        start = text.find(word) if word else -1
+        while start >= 0:
+            end = start + len(word)
+            own = [place for place, (first, stop) in enumerate(spans) if first < end and stop > start]
+            if own:
+                yield Occurrence(
+                    text=written,
                     start=start,
                     end=end,
                     pieces=tuple(seen.tokens[place] for place in own),
                     vector=seen.states[layer][own].mean(0),
-                    is_exact=seen.spans[own[0]][0] >= start and seen.spans[own[-1]][1] <= end,
+                    is_exact=spans[own[0]][0] >= start and spans[own[-1]][1] <= end,
                 )
-            )
-        start = text.find(word, end)
-    return found
+            start = text.find(word, end)
 
 
 def cosines(vectors: Tensor) -> list[list[float]]:

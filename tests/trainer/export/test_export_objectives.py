@@ -31,8 +31,10 @@ def test_transformers_loads_a_left_to_right_model_as_a_causal_one(norm: str, tok
     card = (tmp_path / "out" / "README.md").read_text()
     assert "next words, from left to right" in card
     assert "text-generation" in card
-    again = read_model(tmp_path / "out")
-    assert again is not None
+    again, has_pair_head = read_model(tmp_path / "out")
+    assert (again.config.objective, has_pair_head) == ("left_to_right", False)
+    with torch.no_grad():
+        torch.testing.assert_close(again.logits(batch)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_without_next_sentences_has_no_head_for_them(tokenized: Path, tmp_path: Path) -> None:

@@ -92,6 +92,9 @@ def test_wrong_settings_are_told(model: Path, tmp_path: Path, capsys: pytest.Cap
         vectors_of(model, tmp_path, output=str(tmp_path / "x.txt"))
     with pytest.raises(ValueError, match=r"layers.weights and layers.combine=weighted belong together"):
         vectors_of(model, tmp_path, layers={"numbers": (-1,), "weights": (1.0,)})
+    causal = write_model(tmp_path / "causal", objective="left_to_right", pooler=False)
+    with pytest.raises(ValueError, match=r"pool=cls: .*causal reads from left to right, .*; use pool=mean"):
+        vectors_of(causal, tmp_path, pool="cls")
     words = [f"--model={model}", f"--input={tmp_path / 'texts.txt'}", f"--output={tmp_path / 'x.npy'}"]
     assert main([*words, "max_length=100"]) == 2
     assert "is for rows of 64 tokens; lower it" in capsys.readouterr().err

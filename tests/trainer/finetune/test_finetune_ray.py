@@ -45,7 +45,7 @@ def test_two_workers_of_ray_train_find_what_one_process_finds_even_if_one_is_kil
         found = finetune(config, say=say)
         assert found is not None
         values.append(found.value)
-    assert values[0] == values[1]
+    assert values[0] == values[1] == values[2]
     predictions = [(tmp_path / name / "SST-2-dev.tsv").read_text() for name in ("none", "ray")]
     assert predictions[0] == predictions[1]
     (loss,) = [line for line in said if "starting the workers again" in line]

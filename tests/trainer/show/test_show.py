@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pipeline.settings import ConfigError
 from task_models import WORDS, write_model
@@ -89,6 +90,11 @@ def test_a_word_is_found_wherever_it_stands(folder: Path) -> None:
     assert both.pieces == ("un", "##known")
     assert torch.allclose(both.vector, seen[2].states[1][1:3].mean(0))
     assert [each.start for each in find_word("THE", seen=seen[1:2], layer=0)] == [0, 9]
+    pair = viewer.look("so it was", "the film and the plot", count=1)
+    places = [(each.text, each.start, each.is_exact) for each in find_word("the", seen=[pair], layer=2)]
+    assert places == [("the film and the plot", 0, True), ("the film and the plot", 13, True)]
+    assert torch.equal(find_word("the", seen=[pair], layer=2)[0].vector, pair.states[2][5])
+    assert pair.tokens[5] == "the"
     with pytest.raises(ConfigError, match="'cat': stands in none of the texts"):
         find_word("cat", seen=seen, layer=0)
 
@@ -175,6 +181,15 @@ def test_what_cannot_be_shown_is_refused(
     assert main([str(folder), str(tmp_path / words[0]), *words[1:]]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_diverged_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.1.attention.self.query.weight"][3, 4] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layer.1.attention.self.query.weight .*has numbers that are not finite"):
+        Viewer(folder)
 
 
 def test_a_page_that_no_browser_could_open_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
