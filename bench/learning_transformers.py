@@ -151,7 +151,7 @@ def train_for(task: Task, *, begun: float, model: str = "") -> Curve:
         hours = (clock + time.perf_counter() - start) / 3600
         sums.append(take_step(trainer, parts, task=task, hours=hours))
         tokens += count_tokens(parts)
-        if trainer.step % LOOK:
+        if trainer.step % LOOK and trainer.step < task.max_steps:
             continue
         synchronize(task.device)
         now = clock + time.perf_counter() - start
