@@ -44,6 +44,17 @@ def test_every_link_between_pages_leads_to_a_page_and_a_heading(repository: Path
     assert not broken
 
 
+def test_every_target_of_make_on_a_page_exists(repository: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {
+        (page.relative_to(repository), target)
+        for page in pages_of(repository)
+        for target in re.findall(r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert not [(str(page), target) for page, target in named if target not in targets]
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/how-to/own-language.md"])
 def test_a_korean_page_has_the_commands_sections_and_links_of_the_english_one(repository: Path, name: str) -> None:
     english = repository / name
