@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.dataset.manifest import read_manifest
+from task_models import write_model
 from trainer import demonstrate
 from trainer.model import BertForPretraining
 from untrained_run import VOCABULARY_SIZE, write_data
@@ -114,3 +115,9 @@ def test_a_hangul_syllable_counts_as_two_letters() -> None:
     ids = [0, 1, 2, 3, 4, 5, 6, 0]
     tried = [demonstrate._is_word(ids, place=place, tokens=tokens) for place in range(7)]
     assert tried == [True, False, False, False, True, False, False]
+
+
+def test_a_left_to_right_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "model", objective="left_to_right", pooler=False)
+    assert demonstrate.main([str(tmp_path / "model"), "the [MASK] was"]) == 2
+    assert "model: predicts the next token from left to right and fills in no [MASK]" in capsys.readouterr().err
