@@ -62,16 +62,16 @@ class Cloze:
 
 
 class FillMask:
-    """Holds an exported model and its tokenizer. Raises ValueError (PretrainedError) if the folder cannot be read, or if
-    its model was not trained on masks."""
+    """Holds an exported model and its tokenizer. Raises ValueError (PretrainedError) if the folder cannot be read, or
+    if its model was not trained on masks."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.model: BertForPretraining = load_model(self.folder)
         if self.model.config.is_causal:
             raise ValueError(
-                f"{self.folder}: predicts the next token from left to right and fills in no {MASK}; give a model that was "
-                f"trained on masks"
+                f"{self.folder}: predicts the next token from left to right and fills in no {MASK}; give a model that "
+                f"was trained on masks"
             )
         path = self.folder / "tokenizer.json"
         if not path.is_file():
