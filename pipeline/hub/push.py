@@ -1,0 +1,102 @@
+"""A push: revisions one after another, each compared with the hub first, shown, and sent unless it is a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pipeline.console import Say
+from pipeline.hub.files import PushFile
+from pipeline.hub.repository import Change, PushError, Repository, UnreachableError
+from pipeline.units import count_of, describe_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A branch, and the files that it shall hold."""
+
+    name: str
+    title: str
+    """What the files are, such as `step 1,000`: the title of the commit."""
+    files: tuple[PushFile, ...]
+
+
+def push(
+    repository: Repository,
+    revisions: Iterable[Revision],
+    *,
+    public: bool = False,
+    replace: bool = False,
+    dry_run: bool = False,
+    say: Say,
+) -> None:
+    """Make the branches of `repository` hold the files of `revisions`; leave alone those that do.
+
+    The next revision is taken from `revisions` when the one before is done, so only one needs to be on the disk. A new
+    repository is private unless `public`. `replace` gives up files that others wrote. A dry run sends nothing; what it
+    cannot ask the hub, it says. Raises PushError.
+    """
+    asked = _open(repository, dry_run=dry_run, say=say)
+    found = repository.find_visibility() if asked else None
+    if found == "public" and not public:
+        raise PushError(
+            f"{repository.name}: is public; give --public to push there, or make it private in its settings"
+        )
+    say(f"{repository.url}: {_describe_visibility(found, public=public, asked=asked)}")
+    for revision in revisions:
+        change = None
+        if asked:
+            change = repository.compare(revision.name, files=revision.files)
+            if not replace:
+                repository.refuse_foreign(change)
+        for line in _describe(revision, change=change):
+            say(line)
+        if dry_run or not change:
+            continue
+        if found is None:
+            repository.create(public=public)
+            found = "public" if public else "private"
+            change = repository.compare(revision.name, files=revision.files)
+        say(f"{revision.name}: pushed as {repository.commit(change, title=revision.title)}")
+    if dry_run:
+        say("dry run: nothing was sent")
+
+
+def _open(repository: Repository, *, dry_run: bool, say: Say) -> bool:
+    """Return whether the hub can be asked. Raises PushError if it cannot be, unless it is a dry run."""
+    if dry_run and not repository.has_token:
+        say("not asked: the hub (no token)")
+        return False
+    try:
+        repository.check_token()
+    except UnreachableError as error:
+        if not dry_run:
+            raise
+        say(f"not asked: {error}")
+        return False
+    return True
+
+
+def _describe_visibility(found: str | None, *, public: bool, asked: bool) -> str:
+    wanted = "public" if public else "private"
+    if not asked:
+        return f"{wanted} if it is new"
+    if found is None:
+        return f"new, {wanted}"
+    stays = "; --public does not change that, its settings do" if found != wanted else ""
+    return f"exists, {found}{stays}"
+
+
+def _describe(revision: Revision, *, change: Change | None) -> Iterator[str]:
+    size = sum(file.size for file in revision.files)
+    head = f"{revision.name}: {revision.title}, {count_of(len(revision.files), 'file')}, {describe_bytes(size)}"
+    if change is not None and not change:
+        yield f"{head}; left alone, the hub has the same files"
+        return
+    yield head
+    sent = {file.name for file in change.sent} if change is not None else set()
+    for file in revision.files:
+        state = "not asked" if change is None else "to send" if file.name in sent else "the same there"
+        yield f"  {file.name}  {file.size:,} bytes  {state}"
+    for name in change.deleted if change is not None else ():
+        yield f"  {name}  to delete"
