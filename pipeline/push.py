@@ -20,11 +20,6 @@ from pipeline.output import CARD_NAME, REPORT_NAME, SUMMARY_NAME
 from pipeline.settings import ConfigError
 from pipeline.storage import expand_path
 
-NO_LICENCE = (
-    "the card names no licence. Token ids can be turned back into text, so the licence of the texts applies "
-    "(Wikipedia's is cc-by-sa-4.0): give --license, or name it in the front matter of README.md"
-)
-
 
 @command(goes_on_from="what the hub has received")
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,8 +84,6 @@ def make_card(root: str, *, manifest: Manifest, licence: str | None) -> str:
                 )
     if licence is not None:
         return render_front_matter({**front, "license": licence}) + rest
-    if not front.get("license"):
-        say_at_once(f"{path}: {NO_LICENCE}")
     return card
 
 

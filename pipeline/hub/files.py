@@ -34,6 +34,11 @@ class PushFile:
             return bool(stored.lfs.sha256 == (self.known_sha256 or self._digest("sha256")))
         return bool(stored.blob_id == self._digest("sha1", head=b"blob %d\0" % self.size))
 
+    def read_text(self) -> str:
+        """Return the content, which is UTF-8."""
+        content = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+        return content.decode("utf-8")
+
     def addition(self) -> CommitOperationAdd:
         """Return the operation of a commit that writes this file."""
         source = self.source if isinstance(self.source, bytes) else str(self.source)

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.console import Say
+from pipeline.front_matter import split_front_matter
 from pipeline.hub.files import PushFile
 from pipeline.hub.repository import Change, PushError, Repository, UnreachableError
 from pipeline.units import count_of, describe_bytes
+
+CARD_NAME = "README.md"
+NO_LICENCE = (
+    "note: the card names no licence. Token ids can be turned back into text and models repeat what they read, so the "
+    "licence of the texts applies (Wikipedia's is cc-by-sa-4.0); name it as `license: ...` in the front matter of the "
+    "data set's README.md"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +108,6 @@ def _describe(revision: Revision, *, change: Change | None) -> Iterator[str]:
         yield f"  {file.name}  {file.size:,} bytes  {state}"
     for name in change.deleted if change is not None else ():
         yield f"  {name}  to delete"
+    card = next((file for file in revision.files if file.name == CARD_NAME), None)
+    if card is not None and not split_front_matter(card.read_text(), origin=CARD_NAME)[0].get("license"):
+        yield NO_LICENCE

@@ -112,14 +112,11 @@ def export(
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
-    checkpoint = _find_checkpoint(locate(source), step=step, best=best)
+    checkpoint = find_checkpoint(locate(source), step=step, best=best)
     state = read_state(checkpoint)
-    identity = file_sha256(locate(checkpoint, MANIFEST))
-    if tasks is not None and tasks.checkpoint != identity:
-        raise ExportError(
-            f"{checkpoint}: the tasks were fine-tuned on another checkpoint, of step {tasks.step}; give --step "
-            f"{tasks.step}, or fine-tune an export of step {state.step}"
-        )
+    identity = identify(checkpoint)
+    if tasks is not None:
+        check_tasks(tasks, checkpoint=checkpoint)
     config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
     phase = max(phase.index for phase in resolve_phases(config) if phase.first_step < max(1, state.step))
     root = str(data if data is not None else resolve_phases(config)[phase].config.data)
@@ -187,6 +184,20 @@ def export(
     return Export(target, checkpoint, state.step, MODEL_TYPES[config.model.norm], num_parameters)
 
 
+def identify(checkpoint: Location) -> str:
+    """Return what tells a checkpoint from all others: the sha256 of its manifest, which has the hashes of its files."""
+    return file_sha256(locate(checkpoint, MANIFEST))
+
+
+def check_tasks(tasks: TaskReport, *, checkpoint: Location) -> None:
+    """Raise ExportError if `tasks` was found with an export of another checkpoint."""
+    if tasks.checkpoint != identify(checkpoint):
+        raise ExportError(
+            f"{checkpoint}: the tasks were fine-tuned on another checkpoint, of step {tasks.step:,}; give --step "
+            f"{tasks.step}, or fine-tune an export of this one"
+        )
+
+
 def read_export_mark(folder: Location) -> tuple[str, int] | None:
     """Return (sha256 of the checkpoint's manifest, step) of the export in `folder`; None if it is none, or of an older
     release."""
@@ -222,7 +233,8 @@ def _check_target(target: Path) -> None:
         )
 
 
-def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
+def find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
+    """Return the folder of the checkpoint that `export` takes for these arguments. Raises ExportError if there is none."""
     if is_checkpoint(source):
         if step is not None or best:
             raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
