@@ -95,8 +95,8 @@ def _list_valid(run: Location) -> list[Location]:
 def _list_revisions(
     checkpoint: Location, *, others: Sequence[Location], tasks: TaskReport | None, how: dict[str, Any]
 ) -> Generator[Revision, None, None]:
-    """Yield a revision for each of `others`, then `main` for `checkpoint`. Its files stay on the disk until the next one
-    is asked for. `how` has arguments of export."""
+    """Yield a revision for each of `others`, then `main` for `checkpoint`. Its files are there until the next is asked
+    for. `how` has arguments of export."""
     for folder in others:
         own = tasks if tasks is not None and tasks.step == step_of(folder) else None
         with _exported(folder, tasks=own, **how) as files:

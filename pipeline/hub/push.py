@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from huggingface_hub.utils import disable_progress_bars
 
 from pipeline.console import Say
 from pipeline.front_matter import split_front_matter
@@ -44,6 +47,8 @@ def push(
     repository is private unless `public`. `replace` gives up files that others wrote. A dry run sends nothing; what it
     cannot ask the hub, it says. Raises PushError.
     """
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     asked = _open(repository, dry_run=dry_run, say=say)
     found = repository.find_visibility() if asked else None
     if found == "public" and not public:

@@ -234,7 +234,7 @@ def _check_target(target: Path) -> None:
 
 
 def find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
-    """Return the folder of the checkpoint that `export` takes for these arguments. Raises ExportError if there is none."""
+    """Return the folder of the checkpoint that `export` takes. Raises ExportError if there is none."""
     if is_checkpoint(source):
         if step is not None or best:
             raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
