@@ -11,7 +11,7 @@ from huggingface_hub.utils import disable_progress_bars
 from pipeline.console import Say
 from pipeline.front_matter import split_front_matter
 from pipeline.hub.files import PushFile
-from pipeline.hub.repository import Change, PushError, Repository, UnreachableError
+from pipeline.hub.repository import MAIN, Change, PushError, Repository, UnreachableError
 from pipeline.units import count_of, describe_bytes
 
 CARD_NAME = "README.md"
@@ -49,8 +49,19 @@ def push(
     """
     if not sys.stderr.isatty():
         disable_progress_bars()
-    asked = _open(repository, dry_run=dry_run, say=say)
-    found = repository.find_visibility() if asked else None
+    asked = not dry_run or repository.has_token
+    found = None
+    try:
+        if asked:
+            found = repository.find_visibility()
+            repository.check_token()
+        else:
+            say("not asked: the hub (no token)")
+    except UnreachableError as error:
+        if not dry_run:
+            raise
+        asked = False
+        say(f"not asked: {error}")
     if found == "public" and not public:
         raise PushError(
             f"{repository.name}: is public; give --public to push there, or make it private in its settings"
@@ -73,21 +84,6 @@ def push(
         say(f"{revision.name}: pushed as {repository.commit(change, title=revision.title)}")
     if dry_run:
         say("dry run: nothing was sent")
-
-
-def _open(repository: Repository, *, dry_run: bool, say: Say) -> bool:
-    """Return whether the hub can be asked. Raises PushError if it cannot be, unless it is a dry run."""
-    if dry_run and not repository.has_token:
-        say("not asked: the hub (no token)")
-        return False
-    try:
-        repository.check_token()
-    except UnreachableError as error:
-        if not dry_run:
-            raise
-        say(f"not asked: {error}")
-        return False
-    return True
 
 
 def _describe_visibility(found: str | None, *, public: bool, asked: bool) -> str:
@@ -113,6 +109,6 @@ def _describe(revision: Revision, *, change: Change | None) -> Iterator[str]:
         yield f"  {file.name}  {file.size:,} bytes  {state}"
     for name in change.deleted if change is not None else ():
         yield f"  {name}  to delete"
-    card = next((file for file in revision.files if file.name == CARD_NAME), None)
+    card = next((file for file in revision.files if file.name == CARD_NAME and revision.name == MAIN), None)
     if card is not None and not split_front_matter(card.read_text(), origin=CARD_NAME)[0].get("license"):
         yield NO_LICENCE

@@ -88,15 +88,15 @@ class Repository:
         return f"{self._api.endpoint}/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
 
     def check_token(self) -> None:
-        """Raise PushError if there is no token, or if the hub refuses it."""
-        if not self.has_token:
-            raise PushError(f"{self.name}: no token for the hub; {LOG_IN}")
+        """Raise PushError if the hub refuses the token."""
         with self._named():
             self._api.whoami()
 
     def find_visibility(self) -> Literal["private", "public"] | None:
         """Return whether the repository is private or public, or None if it does not exist (or hides from this token).
-        Raises PushError if the name belongs to a repository of the other kind."""
+        Raises PushError if there is no token, or if the name belongs to a repository of the other kind."""
+        if not self.has_token:
+            raise PushError(f"{self.name}: no token for the hub; {LOG_IN}")
         with self._named():
             try:
                 found = self._api.repo_info(self.name, repo_type=self.kind, timeout=_TIMEOUT_S)
@@ -194,7 +194,7 @@ class Repository:
             yield
         except PushError:
             raise
-        except (HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
+        except (HTTPError, OSError, RuntimeError, ValueError) as error:
             raise_caught()
             raise self._explain(error) from error
 

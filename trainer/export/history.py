@@ -41,19 +41,18 @@ class History:
         return render_curve(self.training, self.evaluations) if self.training else None
 
     def table(self, *, kind: str) -> list[str]:
-        """Return a Markdown table of about TABLE_ROWS steps, spread over the run, with training losses (smoothed) and
-        held-out losses. Evaluated steps come first. `kind` names the main loss."""
+        """Return a Markdown table of at most TABLE_ROWS steps, spread over the run, with training losses (smoothed) and
+        held-out losses. `kind` names the main loss."""
         training = _smoothed(self.training)
         held_out = {record["step"]: record for record in self.evaluations}
-        chosen = _spread(sorted(held_out), most=TABLE_ROWS)
-        chosen += _spread([step for step in training if step not in chosen], most=TABLE_ROWS - len(chosen))
+        chosen = _spread(list(training), preferred=list(held_out))
         if not chosen:
             return []
         lines = [
             f"| step | {kind} loss, training | held-out | next-sentence loss, training | held-out |",
             "|---:|---:|---:|---:|---:|",
         ]
-        for step in sorted(chosen):
+        for step in chosen:
             mlm, nsp = training.get(step, (None, None))
             record = held_out.get(step, {})
             cells = map(_number, (mlm, record.get("mlm_loss"), nsp, record.get("nsp_loss")))
@@ -82,10 +81,18 @@ def _smoothed(records: Sequence[Mapping[str, Any]]) -> dict[int, tuple[float, fl
     return {record["step"]: (float(mlm[place]), float(nsp[place])) for place, record in enumerate(records)}
 
 
-def _spread(steps: Sequence[int], *, most: int) -> list[int]:
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[round(place)] for place in np.linspace(0, len(steps) - 1, max(most, 0))]
+def _spread(steps: Sequence[int], *, preferred: Sequence[int]) -> list[int]:
+    """Return at most TABLE_ROWS of `steps` and `preferred`, about evenly spread, and one of `preferred` where one is
+    near."""
+    known = sorted({*steps, *preferred})
+    if not known:
+        return []
+    gap = (known[-1] - known[0]) / (TABLE_ROWS - 1)
+    chosen = set()
+    for place in np.linspace(known[0], known[-1], TABLE_ROWS):
+        near = [step for step in preferred if abs(step - place) <= gap / 2]
+        chosen.add(min(near or known, key=lambda step: abs(step - float(place))))
+    return sorted(chosen)
 
 
 def _number(value: float | None) -> str:

@@ -188,7 +188,7 @@ def _revisions(revisions: Sequence[str], *, repository: str | None, architecture
     return [
         "## Revisions",
         "",
-        "Earlier and later steps of the run, each with its own card:",
+        "The steps of the run that were kept, each with a card of its own:",
         "",
         *(f"- `{revision}`" for revision in revisions),
         "",
