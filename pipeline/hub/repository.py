@@ -69,9 +69,9 @@ class Change:
 
 
 class Repository:
-    """A repository `name` (OWNER/NAME) on the hub at `endpoint` (None: HF_ENDPOINT, or huggingface.co)."""
+    """A repository `name` (OWNER/NAME) on the hub at HF_ENDPOINT, or huggingface.co."""
 
-    def __init__(self, name: str, *, kind: RepositoryKind, endpoint: str | None = None) -> None:
+    def __init__(self, name: str, *, kind: RepositoryKind) -> None:
         try:
             validate_repo_id(name)
         except HFValidationError as error:
@@ -79,7 +79,7 @@ class Repository:
         if name.count("/") != 1:
             raise PushError(f"{name}: names no owner; give OWNER/NAME, such as me/{name}")
         self.name, self.kind = name, kind
-        self._api = HfApi(endpoint=endpoint)
+        self._api = HfApi()
         self.has_token = get_token() is not None
 
     @property
@@ -126,8 +126,8 @@ class Repository:
             head = self._find_heads().get(revision)
             stored = self._list_files(revision) if head is not None else {}
         same = tuple(file for file in files if file.name in stored and file.is_at(stored[file.name]))
-        sent = tuple(file for file in files if file not in same)
-        names = {file.name for file in files}
+        unchanged, names = {file.name for file in same}, {file.name for file in files}
+        sent = tuple(file for file in files if file.name not in unchanged)
         deleted = tuple(name for name in sorted(stored) if name not in names and name not in HUB_FILES)
         return Change(revision, head, sent, same, deleted)
 
