@@ -121,7 +121,9 @@ def test_a_run_that_went_on_adds_revisions_and_replaces_main(hub: Hub, run: Path
     assert push.main([str(run), REPOSITORY, "--revisions"]) == 0
     assert hub.model().titles() == ["Cloze: step 20", "Cloze: step 5", "initial commit"]
     assert heads.items() <= hub.model().branches.items()
-    assert "step-0000020" in hub.model().branches
+    weights = [hub.model().files(name)["model.safetensors"] for name in ("main", "step-0000020", "step-0000005")]
+    assert weights[0] == weights[1] != weights[2]
+    assert len(weights[0]) == len(weights[2])
 
 
 def test_files_that_an_export_no_longer_has_are_deleted(hub: Hub, run: Path) -> None:
