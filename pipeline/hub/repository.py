@@ -38,7 +38,7 @@ _COMMANDS = {"model": "python -m trainer.push", "dataset": "python -m pipeline.p
 _TIMEOUT_S = 30.0
 """Longest wait for the first answer."""
 _TOGETHER = 32
-"""Files whose content is sent in one call."""
+"""Files whose content is sent in one call. After a stop, what whole calls have sent is not sent again."""
 _CHUNK = 50
 """Files about whose last commit the hub answers at a time."""
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"

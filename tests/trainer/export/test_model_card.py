@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.settings import validate
+from pipeline.settings import to_tree, validate
 from small_runs import make_config
 from trainer.checkpoint import CheckpointState
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, validate_saved
 from trainer.export import __main__, model_card
 from trainer.export import folder as export
 from trainer.export.folder import MARKER, identify, read_export_mark
@@ -79,6 +79,15 @@ def test_the_recipe_in_the_card_is_a_config_for_the_same_run(changes: dict[str, 
     for key in ("model", "batch", "optimizer", "schedule", "max_steps", "max_hours", "precision", "seed", "phases",
                 "zero_stage", "guard", "masking"):  # fmt: skip
         assert getattr(again, key) == getattr(config, key), key
+
+
+def test_the_recipe_leaves_out_what_a_start_refuses_and_defaults(tmp_path: Path) -> None:
+    """A run of an older release may have saved settings without effect."""
+    tree = {**to_tree(make_config(tmp_path, tmp_path / "run")), "schedule": {"name": "linear", "power": 2.0}}
+    recipe = model_card._settings(validate_saved(tree, origin="config.yaml"))
+    assert recipe["schedule"]["power"] == 1.0
+    assert {"guard", "zero_stage", "max_hours", "deepspeed", "masking"}.isdisjoint(recipe)
+    validate(TrainerConfig, {**recipe, "data": "d", "output": "o"}, origin="the card")
 
 
 def test_records_after_the_exported_step_are_not_in_the_card(tokenized: Path, tmp_path: Path) -> None:
