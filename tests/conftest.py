@@ -27,6 +27,8 @@ RAY = (
     "test_ingest_faults",
     "test_head_ends",
     "test_finetune_ray",
+    "test_ports",
+    "test_memory_shortage",
 )
 """Files that start Ray: one after another, since two Rays on two cores take more than twice the time of one."""
 STEP_BACK = 5
@@ -62,6 +64,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """FIRST first."""
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Take back the environment variables that commands set in this process (such as RAY_AUTH_MODE)."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,9 @@ from pipeline.console import command, exit_with
 from pipeline.dataset import TOKENIZER_FOLDER, name_panics, parse_tokenizer, read_manifest, schema
 from pipeline.settings import parse_yaml
 from trainer.data import read_row_group
-from trainer.hf import load_model, read_vocabulary
+from trainer.hf import MASK, Guess, load_model, rank_guesses, read_vocabulary
 from trainer.model import Batch, BertForPretraining
 
-MASK = "[MASK]"
 EXAMPLES = {
     "en": (
         "In the beginning God created the heaven and the [MASK].",
@@ -52,14 +51,6 @@ Hangul syllable has two letters or three, and counts as two."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """A token predicted for a [MASK]."""
-
-    token: str
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
 class Cloze:
     """A held-out text with one word masked."""
 
@@ -83,8 +74,8 @@ class FillMask:
         self.tokens = read_vocabulary(self.folder).tokens
 
     @torch.no_grad()
-    def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return one list for each [MASK] of `text`, with the `count` likeliest tokens, best first.
+    def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[tuple[Guess, ...]]:
+        """Return one tuple for each [MASK] of `text`, with the `count` likeliest tokens, best first.
 
         Raises ValueError if `text` is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
@@ -103,17 +94,15 @@ class FillMask:
         return self.guess_ids(ids, masks=masks, count=count)
 
     @torch.no_grad()
-    def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return one list for each position in `masks`, with the `count` likeliest tokens, best first.
+    def guess_ids(
+        self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES
+    ) -> list[tuple[Guess, ...]]:
+        """Return one tuple for each position in `masks`, with the `count` likeliest tokens, best first.
 
         `ids` are a text's token ids, with its special tokens. `masks` holds indices into `ids`.
         """
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
-        best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
-        return [
-            [Guess(self.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
-            for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        return rank_guesses(logits, tokens=self.tokens, count=count)
 
 
 def describe(text: str, *, guesses: Sequence[Sequence[Guess]]) -> list[str]:

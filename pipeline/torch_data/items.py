@@ -34,11 +34,11 @@ _COLUMNS = [
 ]
 
 
-def shared_epoch() -> Tensor:
-    """Return the epoch 0 in memory that worker processes share, so that workers that keep running see it change."""
-    epoch = torch.zeros((), dtype=torch.int64)
-    epoch.share_memory_()  # type: ignore[no-untyped-call]
-    return epoch
+def shared_number() -> Tensor:
+    """Return an int64 of value 0 in memory that worker processes share: workers that keep running see it change."""
+    number = torch.zeros((), dtype=torch.int64)
+    number.share_memory_()  # type: ignore[no-untyped-call]
+    return number
 
 
 @dataclass(frozen=True, slots=True)

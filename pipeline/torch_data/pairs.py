@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from pipeline.dataset import SplitName
-from pipeline.torch_data.items import Item, OpenSet, Rows, shared_epoch
+from pipeline.torch_data.items import Item, OpenSet, Rows, shared_number
 
 
 class PairDataset(Dataset[Item]):
@@ -37,7 +37,7 @@ class PairDataset(Dataset[Item]):
         self.manifest = self._set.manifest
         self._first_rows = np.array([group.first_row for group in self._set.groups])
         self._cache_bytes = cache_bytes
-        self._epoch = shared_epoch()
+        self._epoch = shared_number()
         self._cache: OrderedDict[tuple[int, int], Rows] = OrderedDict()
 
     def __len__(self) -> int:

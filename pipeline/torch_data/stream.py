@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pipeline import draws
 from pipeline.dataset import SplitName
 from pipeline.settings import ConfigError
-from pipeline.torch_data.items import Item, OpenSet, Rows, shared_epoch
+from pipeline.torch_data.items import Item, OpenSet, Rows, shared_number
 
 
 class PairStream(IterableDataset[Item]):
@@ -53,11 +53,11 @@ class PairStream(IterableDataset[Item]):
         self.manifest = self._set.manifest
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self._seed, self._shuffle = seed, shuffle
-        self._epoch = shared_epoch()
-        self._start = 0
+        self._epoch = shared_number()
+        self._given = shared_number()
         """Rows of the epoch, of all ranks, that are not to be given again."""
-        self._own: tuple[int, int, int] | None = None
-        """Worker, number of workers and batches done, of a state that a worker saved."""
+        self._own: tuple[int, int, int, int] | None = None
+        """Worker, number of workers, batches done and epoch, of a state that a worker saved."""
         self._done = 0
         """Whole batches that the newest iterator has given here."""
 
@@ -66,13 +66,18 @@ class PairStream(IterableDataset[Item]):
         """The epoch that the next iterator gives, or the running one."""
         return int(self._epoch)
 
+    @property
+    def _start(self) -> int:
+        return int(self._given)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch (0, 1, ...) that the next iterators give from its start, also in running workers.
 
         A call with the epoch of a loaded state keeps the state's place.
         """
         if epoch != self.epoch:
-            self._start, self._own, self._done = 0, None, 0
+            self._given.fill_(0)
+            self._own, self._done = None, 0
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -84,7 +89,7 @@ class PairStream(IterableDataset[Item]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 0)
         done = 0
-        if self._own is not None:
+        if self._own is not None and self._own[3] == self.epoch:  # otherwise the loader's process chose a new epoch
             if self._own[:2] != (worker, workers):
                 raise ConfigError(
                     f"the state was saved by worker {self._own[0]} of {self._own[1]}; load it with as many workers, or "
@@ -130,9 +135,10 @@ class PairStream(IterableDataset[Item]):
             if state.get(key) != own:
                 raise ConfigError(f"the state has {key}={state.get(key)!r}, this stream {own!r}; open the same again")
         self._epoch.fill_(int(state["epoch"]))
-        self._start, self._done = int(state["rows"]), 0
+        self._given.fill_(int(state["rows"]))
+        self._done = 0
         worker = state["worker"]
-        self._own = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
+        self._own = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]), self.epoch)
         if self._own is not None:
             self._done = self._own[2]
 

@@ -60,10 +60,10 @@ def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
     monkeypatch.setattr(demonstrate, "NUM_SHOWN", 3)
     known = iter([text.answer for text in texts])
 
-    def guess(self: object, ids: Sequence[int], **_: object) -> list[list[demonstrate.Guess]]:
+    def guess(self: object, ids: Sequence[int], **_: object) -> list[tuple[demonstrate.Guess, ...]]:
         place, answer = len(guessed), next(known)
         guessed.append(answer)
-        return [[demonstrate.Guess("x", 0.5), demonstrate.Guess(fill.tokens[answer] if place % 3 == 0 else "y", 0.25)]]
+        return [(demonstrate.Guess("x", 0.5), demonstrate.Guess(fill.tokens[answer] if place % 3 == 0 else "y", 0.25))]
 
     guessed: list[int] = []
     monkeypatch.setattr(demonstrate.FillMask, "guess_ids", guess)

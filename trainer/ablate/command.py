@@ -53,9 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_settings(AblationConfig, file=words.file, overrides=words.overrides)
     config = config.model_copy(update={key: expand_path(getattr(config, key), key=key) for key in ("data", "output")})
     for name, rung in config.chosen:  # all settings are checked before the first hour is spent
-        if rung.weights_of is None:
-            plan_pretraining(config, name=name)
-        plan_study(config, name=name)
+        check_lengths(plan_study(config, name=name), pretraining=plan_pretraining(config, name=rung.weights_of or name))
     with stop_on_signals() as stop:
         try:
             rows = run_ladder(config, stop=stop)
@@ -120,6 +118,18 @@ def plan_study(config: AblationConfig, *, name: str) -> StudyConfig:
     }
     tree = merge(merge(config.finetune, rung.finetune), own)
     return validate(StudyConfig, tree, origin=f"ladder.{name}.finetune over finetune")
+
+
+def check_lengths(study: StudyConfig, *, pretraining: TrainerConfig) -> None:
+    """Raise ConfigError if `study` has rows longer than those of the pretraining, whose export takes no longer ones."""
+    paths = [phase.config.data for phase in resolve_phases(pretraining)]
+    longest = max(read_manifest(path).max_seq_length for path in paths)
+    if study.max_length is not None and study.max_length > longest:
+        raise ConfigError(
+            f"finetune.max_length={study.max_length}: the rows of {', '.join(dict.fromkeys(paths))} have at most "
+            f"{longest} tokens, and no model of the ladder takes longer ones; lower it, or build the data set with "
+            f"max_seq_length={study.max_length}"
+        )
 
 
 def read_row(config: AblationConfig, *, name: str, rung: Rung, pretraining: TrainerConfig) -> Row:

@@ -1,4 +1,4 @@
-"""transformers' formats: names of weights, reading of model folders, and comparison of vocabularies."""
+"""transformers' formats: names of weights, model folders, comparison of vocabularies, and guesses for [MASK]."""
 
 from trainer.hf.folder_config import (
     CONFIG_FILE,
@@ -7,6 +7,7 @@ from trainer.hf.folder_config import (
     read_longest,
     take_shape,
 )
+from trainer.hf.guesses import MASK, Guess, rank_guesses
 from trainer.hf.pretrained import (
     WEIGHTS_FILE,
     compare_folder,

@@ -11,8 +11,9 @@ from pipeline.console import command, say_at_once
 from pipeline.settings import ConfigError
 from pipeline.storage import expand_path
 from pipeline.units import count_of
+from trainer.hf import MASK
 from trainer.show.page import render
-from trainer.show.passes import MASK, Viewer
+from trainer.show.passes import Viewer
 from trainer.show.words import find_word
 
 NUM_GUESSES = 8

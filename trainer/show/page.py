@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pipeline.settings import ConfigError
-from trainer.show.passes import MASK, Guess, Seen
+from trainer.hf import MASK, Guess
+from trainer.show.passes import Seen
 from trainer.show.words import Occurrence, Plane, cosines, project
 
 MOST_BYTES = 48 << 20

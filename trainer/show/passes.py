@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,8 @@ from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.features import hidden_states
 from trainer.finetune import Feature, TextEncoder, pack
-from trainer.hf import read_longest, read_model
+from trainer.hf import MASK, Guess, rank_guesses, read_longest, read_model, read_vocabulary
 from trainer.model import BertForPretraining
-
-MASK = "[MASK]"
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A token predicted for a [MASK]."""
-
-    token: str
-    probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +44,7 @@ class Viewer:
         self.model, self.has_pair_head = read_model(folder)
         self.longest = read_longest(locate(folder))
         self._encoder = TextEncoder(folder, max_length=self.longest)
+        self._vocabulary = read_vocabulary(folder).tokens
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,10 +74,13 @@ class Viewer:
         batch = pack([Feature(0, (row,), 0)], kind="classification", device=torch.device("cpu")).tokens
         states = hidden_states(self.model, batch)
         spans = [(0, 0), *encoded[0].offsets, *[(0, 0)] * (len(tokens) - len(encoded[0].ids) - 1)]
+        guesses: list[tuple[Guess, ...]] = []
+        if masks:
+            logits = self.model.mlm_head(states[-1][masks])[:, : self.model.vocabulary_size]
+            guesses = rank_guesses(logits, tokens=self._vocabulary, count=count)
         is_next = None
         if second is not None and self.has_pair_head:
-            logits: Tensor = self.model.nsp_head(self.model.pooler(states[-1][:1]))
-            is_next = float(torch.softmax(logits, -1)[0, 0])
+            is_next = float(torch.softmax(self.model.nsp_head(self.model.pooler(states[-1][:1])), -1)[0, 0])
         return Seen(
             first=first,
             second=second,
@@ -97,7 +90,7 @@ class Viewer:
             attention=torch.stack(
                 [self._weights(layer, state) for layer, state in zip(self.model.encoder.layers, states, strict=False)]
             ),
-            guesses=tuple(zip(masks, self._guess(states[-1][masks], count=count), strict=True)),
+            guesses=tuple(zip(masks, guesses, strict=True)),
             is_next=is_next,
         )
 
@@ -111,12 +104,3 @@ class Viewer:
         if self.model.config.is_causal:
             scores = scores.masked_fill(torch.ones(size, size, dtype=torch.bool).triu(1), -torch.inf)
         return torch.softmax(scores, -1)
-
-    def _guess(self, states: Tensor, *, count: int) -> Sequence[tuple[Guess, ...]]:
-        if not len(states):
-            return ()
-        best = torch.softmax(self.model.mlm_head(states), -1).topk(min(count, self.model.vocabulary_size))
-        return [
-            tuple(Guess(*pair) for pair in zip(self._encoder.names(ids), shares, strict=True))
-            for ids, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,40 @@ def test_a_run_stopped_in_an_epoch_goes_on_with_the_same_losses(
             optimizer.step()
             losses.append(loss.item())
     assert losses[:14] == whole.losses
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_checkpoint_of_the_end_of_an_epoch_repeats_no_batch(epochs: int, root: Path, tmp_path: Path) -> None:
+    """With max_steps, Lightning ends the epoch after such a start behind its first batch, and asks for a new one."""
+    whole = Model(root)
+    fit(whole, tmp_path, steps=27)
+    first = Model(root)
+    fit(first, tmp_path, steps=-1, max_epochs=epochs).save_checkpoint(tmp_path / "end.ckpt")
+    second = Model(root)
+    fit(second, tmp_path, steps=27, resume=tmp_path / "end.ckpt")
+    assert (len(first.losses), first.losses + second.losses) == (9 * epochs, whole.losses)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_goes_on_behind_the_last_batch_also_in_running_workers(persistent: bool, root: Path) -> None:
+    def open_loader() -> PairLoader:
+        stream = PairStream(root, batch_size=BATCH)
+        collate = Collator(pad=stream.manifest.special.pad)
+        return PairLoader(stream, num_workers=2, persistent_workers=persistent, collate_fn=collate)
+
+    def take(loader: PairLoader, *, count: int = 100) -> list[Any]:
+        return [batch["input_ids"].tolist() for batch in islice(loader, count)]
+
+    loader = open_loader()
+    epochs = [take(loader), take(loader)]
+    assert [len(epoch) for epoch in epochs] == [9, 9]
+    stopped = open_loader()
+    assert take(stopped, count=4) == epochs[0][:4]
+    state = stopped.state_dict()
+    assert take(stopped, count=2) == epochs[0][4:6]
+    resumed = open_loader()
+    resumed.load_state_dict(state)
+    assert [take(resumed), take(resumed)] == [epochs[0][4:], epochs[1]]
 
 
 def test_two_ranks_with_workers_take_other_rows(root: Path, tmp_path: Path) -> None:

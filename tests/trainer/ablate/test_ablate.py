@@ -68,6 +68,17 @@ def test_a_ladder_trains_every_rung_once_and_ends_with_a_table(
     assert weights.stat().st_mtime_ns == before
 
 
+def test_rows_longer_than_those_of_the_data_set_are_refused_before_anything_is_trained(
+    tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ladder = write_ladder(tmp_path / "ladder.yaml", data=tokenized)
+    words = ["--config", str(ladder), "--tasks", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert main([*words, "finetune.max_length=4096"]) == 2
+    said = f"finetune.max_length=4096: the rows of {tokenized} have at most 64 tokens"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def make(**changes: Any) -> AblationConfig:
     tree = {"output": "out", "data": "tasks", "budget": {"steps": 3}, "base": {"data": "set"}, "ladder": {"a": {}}}
     return AblationConfig.model_validate({**tree, **changes})
