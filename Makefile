@@ -15,17 +15,19 @@ JOB ?=
 SET ?=
 DATA ?=
 MODEL ?=
+REPO ?=
 LDDL_PYTHON ?=
 # Not taken from the environment, where LANGUAGE belongs to gettext.
 LANGUAGE := en
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
-TAKES_ARGS := $(TAKES_CONFIG) export evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning bench-evaluation cluster check-cluster images test-images
+TAKES_ARGS := $(TAKES_CONFIG) export push evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning bench-evaluation cluster check-cluster images test-images
 TAKES_JOB := submit status logs stop
 TAKES_SET := cluster check-cluster images
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
 TAKES_KIND := submit
-TAKES_RUN := export
+TAKES_RUN := export push
+TAKES_REPO := push
 TAKES_OUT := export evaluate
 TAKES_DATA := bench-trainer bench-learning bench-evaluation evaluate
 TAKES_MODEL := evaluate
@@ -48,7 +50,7 @@ export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample download vocabulary estimate preprocess train export evaluate pretrain test test-gpu chaos check fix bench \
+.PHONY: help setup sample download vocabulary estimate preprocess train export push evaluate pretrain test test-gpu chaos check fix bench \
 	bench-pipeline bench-trainer bench-learning bench-evaluation clean cluster check-cluster images test-images submit status logs stop local-cluster \
 	local-cluster-stop of-the-sample of-a-language
 
@@ -84,6 +86,10 @@ train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ..
 
 export: setup  ## Write RUN's newest checkpoint as a transformers model into OUT
 	$(BIN)/python -m trainer.export $(call quote,$(RUN)) $(call quote,$(OUT)) $(ARGS)
+
+push: setup  ## Publish RUN on the Hugging Face Hub as REPO=OWNER/NAME, private unless ARGS has --public (ARGS="--dry-run --revisions")
+	@[ -n $(call quote,$(REPO)) ] || { echo 'make push needs REPO=OWNER/NAME, a model repository on the hub; see docs/how-to/publish.md' >&2; exit 2; }
+	$(BIN)/python -m trainer.push $(call quote,$(RUN)) $(call quote,$(REPO)) $(ARGS)
 
 evaluate: setup  ## Fine-tune MODEL on every task whose files are in DATA; table and picture in OUT (ARGS="seeds=3 device=cuda")
 	@[ -n $(call quote,$(MODEL)) ] && [ -n $(call quote,$(DATA)) ] || { echo 'make evaluate needs MODEL=EXPORT and DATA=FOLDER, the tasks to fine-tune on; see docs/how-to/finetune.md' >&2; exit 2; }

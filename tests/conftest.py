@@ -10,6 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+import hub_server
+from hub_server import Hub
 from ray_head import AS_OTHERS
 from worker_group import WorkerGroup
 
@@ -116,6 +118,19 @@ def copied(clean_set: Path, tmp_path: Path) -> Path:
     from planting import copy_set
 
     return copy_set(clean_set, tmp_path / "set")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A Hugging Face Hub of this test alone, which huggingface_hub then takes for the real one."""
+    from huggingface_hub import constants
+
+    with hub_server.serve() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path_factory.mktemp("hub") / "token"))
+        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        yield server
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest, SplitName
+from pipeline.front_matter import card_languages, render_front_matter
 from pipeline.markdown_text import code_block, escape_markdown
 from pipeline.units import count_of
 
@@ -27,7 +28,7 @@ def render_card(manifest: Manifest) -> str:
     splits: tuple[SplitName, ...] = ("train", "validation")
     present = [split for split in splits if manifest.shards_of(split)]
     front: dict[str, Any] = {
-        "language": sorted({source["language"] for source in manifest.config["sources"]}),
+        "language": card_languages(source["language"] for source in manifest.config["sources"]),
         "task_categories": ["fill-mask"],
         "size_categories": [_size(sum(shard.rows for shard in manifest.shards))],
         "tags": ["bert", "pretraining", "masked-language-modeling", "next-sentence-prediction"],
@@ -40,9 +41,7 @@ def render_card(manifest: Manifest) -> str:
     }
     names = [f"{number} {escape_markdown(name)}" for number, name in enumerate(manifest.sources)]
     lines = [
-        "---",
-        yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
-        "---",
+        render_front_matter(front).rstrip(),
         "",
         "# Sentence pairs for BERT pretraining",
         "",

@@ -39,6 +39,7 @@ def make(*words: str, dry_run: bool = True) -> subprocess.CompletedProcess[str]:
         (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
         (["status", "SET=east"], "make status does not take SET=east; it takes JOB= RAY_ADDRESS=;"),
         (["evaluate", "RUN=runs/mine"], "make evaluate does not take RUN=runs/mine; it takes ARGS= DATA= MODEL= OUT=;"),
+        (["push", "MODEL=models/mine"], "make push does not take MODEL=models/mine; it takes ARGS= REPO= RUN=;"),
         (["preprocess", "LANGUAGE=ko"], "make preprocess does not take LANGUAGE=ko; it takes ARGS= CONFIG=;"),
         (["check", "ARGS=x"], "make check does not take ARGS=x; put environment variables before make"),
     ],

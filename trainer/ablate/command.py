@@ -21,7 +21,7 @@ from trainer.ablate.config import AblationConfig, Rung, merge
 from trainer.ablate.report import Row, TaskScore, write_report
 from trainer.config import TrainerConfig, read_run_config
 from trainer.data import open_phases, resolve_phases
-from trainer.export import MARKER, export
+from trainer.export import export, read_export_mark
 from trainer.finetune import JSON_NAME, StudyConfig, check_tasks, study
 from trainer.launch import check, resolve_paths, run_to_the_end, train
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
@@ -91,7 +91,7 @@ def refuse_other_budget(pretraining: TrainerConfig, *, model: str) -> None:
     """Raise ConfigError if `model` was exported after a pretraining of another length, whose scores would stand beside
     the losses of this one."""
     saved = read_run_config(locate(pretraining.output))
-    if saved is None or storage.find_file(locate(model, MARKER)) is None:
+    if saved is None or read_export_mark(locate(model)) is None:
         return
     for key in ("max_steps", "max_hours"):
         before, now = getattr(saved, key), getattr(pretraining, key)
@@ -112,7 +112,7 @@ def run_ladder(config: AblationConfig, *, stop: StopRequest) -> list[Row] | None
         if train(check(pretraining), stop=stop, say=say_at_once) != 0:
             return None
         model = locate_model(config, name=source)
-        if storage.find_file(locate(model, MARKER)) is None:
+        if read_export_mark(locate(model)) is None:
             export(run, out=model)
         if study(plan_study(config, name=name), grid=False, stop=stop) is None:
             return None
@@ -166,8 +166,9 @@ def check_lengths(study: StudyConfig, *, pretraining: TrainerConfig) -> None:
 def read_row(config: AblationConfig, *, name: str, rung: Rung, pretraining: TrainerConfig) -> Row:
     """Return what a finished rung found."""
     run = locate(pretraining.output)
-    model = locate_model(config, name=rung.weights_of or name)
-    steps = int(json.loads(storage.read_bytes(locate(model, MARKER)))["step"])
+    mark = read_export_mark(locate(locate_model(config, name=rung.weights_of or name)))
+    assert mark is not None
+    _, steps = mark
     held_out = (read_last_lines(locate(run, EVALUATIONS_NAME), through=steps) or [{}])[-1]
     found: list[dict[str, Any]] = json.loads(
         storage.read_bytes(locate(config.output, name, "tasks", JSON_NAME)),

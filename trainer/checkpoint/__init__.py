@@ -5,6 +5,7 @@ Invariant: a checkpoint is complete or absent.
 
 from trainer.checkpoint.format import (
     CHECKPOINTS_FOLDER,
+    MANIFEST,
     STATE,
     CheckpointError,
     Checkpoints,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.console import command, exit_with
 from trainer.export.folder import DTYPES, export
+from trainer.export.task_scores import read_task_report
 
 
 @command()
@@ -24,9 +25,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dtype", choices=tuple(DTYPES), default="fp32", help="number format of the weights (default: fp32)"
     )
+    parser.add_argument("--tasks", help="output of `python -m trainer.finetune` on this export, for the card")
     options = parser.parse_args(arguments)
     done = export(
-        options.run, out=options.out, data=options.data, step=options.step, best=options.best, dtype=options.dtype
+        options.run,
+        out=options.out,
+        data=options.data,
+        step=options.step,
+        best=options.best,
+        dtype=options.dtype,
+        tasks=read_task_report(options.tasks) if options.tasks is not None else None,
     )
     print(
         f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,6 +35,7 @@ from pipeline.dataset import (
 from pipeline.json_text import parse_json
 from pipeline.storage import Location, expand_path, locate, put_in_place, sync
 from trainer.checkpoint import (
+    MANIFEST,
     STATE,
     CheckpointState,
     find_checkpoints,
@@ -47,7 +48,9 @@ from trainer.checkpoint import (
 )
 from trainer.config import TrainerConfig, validate_saved
 from trainer.data import resolve_phases
+from trainer.export.history import History
 from trainer.export.model_card import render_model_card
+from trainer.export.task_scores import TaskReport
 from trainer.hf import (
     CONFIG_FILE,
     MODEL_TYPES,
@@ -56,7 +59,7 @@ from trainer.hf import (
     to_transformers,
     transformers_config,
 )
-from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
+from trainer.telemetry import CURVE_NAME, EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 
 MARKER = "cloze_export.json"
 """The file that lists an export's files with their sha256. A later export may replace a folder that holds this file."""
@@ -87,6 +90,9 @@ def export(
     step: int | None = None,
     best: bool = False,
     dtype: str = "fp32",
+    tasks: TaskReport | None = None,
+    repository: str | None = None,
+    revisions: Sequence[str] = (),
 ) -> Export:
     """Export a checkpoint to the folder `out` and return what was written.
 
@@ -94,18 +100,23 @@ def export(
     default. If `step` is given, the checkpoint of this step is exported. If `best` is true, the checkpoint with the
     lowest held-out loss is exported; its evaluation must be comparable with the newest evaluation
     (retention.COMPARABLE), and it must still exist. `data` is the new place of the data set, if the data set was moved.
-    `dtype` is a key of DTYPES.
+    `dtype` is a key of DTYPES. `tasks` is what fine-tuning found of an export of the same checkpoint. If the model is
+    published in `repository`, the card names it and the `revisions` there.
 
     Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the length of
-    the longest trained row), README.md and MARKER (a list of the files). The weights have transformers' names. Like in
-    save_pretrained, the tied decoder is left out. Pooler and next-sentence head are left out if nothing trained them.
+    the longest trained row), README.md, curve.png (if steps are recorded) and MARKER (a list of the files). The weights
+    have transformers' names. Like in save_pretrained, the tied decoder is left out. Pooler and next-sentence head are
+    left out if nothing trained them.
     One rename replaces an earlier export in `out`. On an error, raises ValueError (ExportError, CheckpointError,
     DataSetError) and leaves `out` unchanged.
     """
     target = Path(os.path.abspath(expand_path(str(out), key="out", local_only=True)))
     _check_target(target)
-    checkpoint = _find_checkpoint(locate(source), step=step, best=best)
+    checkpoint = find_checkpoint(locate(source), step=step, best=best)
     state = read_state(checkpoint)
+    identity = identify(checkpoint)
+    if tasks is not None:
+        check_tasks(tasks, checkpoint=checkpoint)
     config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
     phase = max(phase.index for phase in resolve_phases(config) if phase.first_step < max(1, state.step))
     root = str(data if data is not None else resolve_phases(config)[phase].config.data)
@@ -129,6 +140,7 @@ def export(
     tensors = {name: _round(tensor, name=name, dtype=dtype) for name, tensor in tensors.items()}
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
     card_path = storage.join(root, "README.md")
+    history = History.read(_run_of(checkpoint), through=state.step)
     card = render_model_card(
         config,
         manifest=manifest,
@@ -140,7 +152,16 @@ def export(
         num_parameters=num_parameters,
         training=_last_record(checkpoint, name=METRICS_NAME, step=state.step),
         evaluation=_last_record(checkpoint, name=EVALUATIONS_NAME, step=state.step),
+        history=history,
+        state=state,
+        tasks=tasks,
+        repository=repository,
+        revisions=revisions,
     )
+    others = {"README.md": card.encode("utf-8"), **tokenizer_files}
+    curve = history.draw()
+    if curve is not None:
+        others[CURVE_NAME] = curve
     settings = transformers_config(
         config.model,
         vocabulary_size=manifest.vocabulary_size,
@@ -150,9 +171,9 @@ def export(
     )
     partial = target.with_name(f".{target.name}.partial")
     try:
-        _write_folder(partial, tensors=tensors, settings=settings, card=card, tokenizer_files=tokenizer_files)
+        _write_folder(partial, tensors=tensors, settings=settings, others=others)
         _write_longest(partial / TOKENIZER_CONFIG_FILE, length=longest)
-        _write_marker(partial, step=state.step, manifest=manifest)
+        _write_marker(partial, step=state.step, checkpoint=identity, manifest=manifest)
         replaced = put_in_place(partial, final=target)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
@@ -161,6 +182,33 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Export(target, checkpoint, state.step, MODEL_TYPES[config.model.norm], num_parameters)
+
+
+def identify(checkpoint: Location) -> str:
+    """Return what tells a checkpoint from all others: the sha256 of its manifest, which has the hashes of its files."""
+    return file_sha256(locate(checkpoint, MANIFEST))
+
+
+def check_tasks(tasks: TaskReport, *, checkpoint: Location) -> None:
+    """Raise ExportError if `tasks` was found with an export of another checkpoint."""
+    if tasks.checkpoint != identify(checkpoint):
+        raise ExportError(
+            f"{checkpoint}: the tasks were fine-tuned on another checkpoint, of step {tasks.step:,}; give --step "
+            f"{tasks.step}, or fine-tune an export of this one"
+        )
+
+
+def read_export_mark(folder: Location) -> tuple[str, int] | None:
+    """Return (sha256 of the checkpoint's manifest, step) of the export in `folder`; None if it is none, or of an older
+    release."""
+    path = locate(folder, MARKER)
+    if storage.find_file(path) is None:
+        return None
+    try:
+        tree = parse_json(storage.read_bytes(path))
+        return str(tree["checkpoint"]), int(tree["step"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _check_target(target: Path) -> None:
@@ -185,7 +233,8 @@ def _check_target(target: Path) -> None:
         )
 
 
-def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
+def find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
+    """Return the folder of the checkpoint that `export` takes. Raises ExportError if there is none."""
     if is_checkpoint(source):
         if step is not None or best:
             raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
@@ -275,9 +324,12 @@ def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, bytes]]:
     return manifest, files
 
 
+def _run_of(checkpoint: Location) -> Location:
+    return locate(storage.parent_of(storage.parent_of(checkpoint)))
+
+
 def _last_record(checkpoint: Location, *, name: str, step: int) -> dict[str, Any] | None:
-    run = storage.parent_of(storage.parent_of(checkpoint))
-    records = read_last_lines(locate(run, name), through=step)
+    records = read_last_lines(locate(_run_of(checkpoint), name), through=step)
     return records[-1] if records else None
 
 
@@ -297,8 +349,7 @@ def _write_folder(
     *,
     tensors: Mapping[str, Tensor],
     settings: Mapping[str, Any],
-    card: str,
-    tokenizer_files: Mapping[str, bytes],
+    others: Mapping[str, bytes],
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -306,8 +357,7 @@ def _write_folder(
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="ascii")
     # save_file makes the file readable only by its owner, whatever the umask is.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    for name, content in tokenizer_files.items():
+    for name, content in others.items():
         (folder / name).write_bytes(content)
 
 
@@ -321,11 +371,17 @@ def _write_longest(file: Path, *, length: int) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
+def _write_marker(folder: Path, *, step: int, checkpoint: str, manifest: Manifest) -> None:
     """Write MARKER (a list of the files), then fsync all files and `folder`, so that all are on disk before `folder` is
     renamed."""
     files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-    tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
+    tree = {
+        "format": FORMAT,
+        "step": step,
+        "checkpoint": checkpoint,
+        "vocabulary_hash": manifest.vocabulary_hash,
+        "files": files,
+    }
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")
     for path in [*folder.iterdir(), folder]:
         sync(path)

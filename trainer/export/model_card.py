@@ -8,13 +8,21 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest
+from pipeline.front_matter import card_languages, render_front_matter, split_front_matter
 from pipeline.markdown_text import code_block, code_span, escape_markdown
-from pipeline.settings import parse_yaml
+from pipeline.settings import to_tree
 from pipeline.units import count_of
-from trainer.config import TrainerConfig
+from trainer.checkpoint import CheckpointState
+from trainer.config import TrainerConfig, drop_idle_settings
+from trainer.export.history import History
+from trainer.export.task_scores import TaskReport, model_index, render_tasks
 from trainer.hf import architecture_of
+from trainer.telemetry import CURVE_NAME
 
 _SHOWN_SETTINGS = ("model", "batch", "optimizer", "schedule")
+_ALSO_SHOWN = ("max_steps", "precision", "seed")
+_IF_CHANGED = ("max_hours", "zero_stage", "communication_data_type", "guard", "deterministic", "deepspeed")
+"""Settings that decide the weights too, and are shown if they are not the default."""
 
 
 def render_model_card(
@@ -29,31 +37,40 @@ def render_model_card(
     num_parameters: int,
     training: Mapping[str, Any] | None,
     evaluation: Mapping[str, Any] | None,
+    history: History | None = None,
+    state: CheckpointState | None = None,
+    tasks: TaskReport | None = None,
+    repository: str | None = None,
+    revisions: Sequence[str] = (),
 ) -> str:
     """Return the text of the model card, which depends only on the arguments.
 
     `manifest` and `data_card` (the text of README.md) belong to the data set of the phase (part of the run) with index
     `phase`. Others may have written them, so their texts are escaped. `training` and `evaluation` are the run's last
-    records of metrics and of held-out evaluation up to `step`, or None. `pair_heads` says whether the model has pooler
-    and next-sentence head. Raises ValueError naming `card_origin`, the file of the data card, if its front matter is
+    records of metrics and of held-out evaluation up to `step`, or None, and `history` all of them; `state` is the
+    checkpoint's. `tasks` is what fine-tuning found of this checkpoint. `repository` (OWNER/NAME) is where the model is
+    published, with other steps as `revisions`. `pair_heads` says whether the model has pooler and next-sentence head.
+    Raises ValueError naming `card_origin`, the file of the data card, if its front matter is
     damaged.
     """
     licences = _licences(data_card, origin=card_origin)
     sources = _sources(manifest)
     use = "text-generation" if config.model.is_causal else "fill-mask"
     front: dict[str, Any] = {
-        "language": sorted({language for _, _, language in sources}),
+        "language": card_languages(language for _, _, language in sources),
         **({"license": licences[0] if len(licences) == 1 else list(licences)} if licences else {}),
         "library_name": "transformers",
         "pipeline_tag": use,
         "tags": ["bert", use, "pretraining"],
+        **({"model-index": model_index(tasks, name=_name(config, repository=repository))} if tasks else {}),
     }
+    kind = "next-token" if config.model.is_causal else "masked-LM"
+    shown = repository or "THIS_FOLDER"
     architecture = architecture_of(config.model, pair_heads=pair_heads)
+    given = "".join(f" phases.{index}.data=SET" for index in range(len(config.phases)))
     begun = "from given weights (see below)" if _start(config) else "from scratch"
     lines = [
-        "---",
-        yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
-        "---",
+        render_front_matter(front).rstrip(),
         "",
         f"# BERT ({config.model.name}), pretrained with Cloze",
         "",
@@ -71,8 +88,8 @@ def render_model_card(
         "```python",
         f"from transformers import AutoTokenizer, {architecture}",
         "",
-        'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
-        f'model = {architecture}.from_pretrained("THIS_FOLDER")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{shown}")',
+        f'model = {architecture}.from_pretrained("{shown}")',
         "```",
         "",
         "`AutoModel` and `AutoModelForMaskedLM` load it too, without the heads that they do not have."
@@ -83,14 +100,23 @@ def render_model_card(
         *_start(config),
         "## Results",
         "",
-        *_results(training, evaluation, kind="next-token" if config.model.is_causal else "masked-LM"),
+        *_results(training, evaluation, kind=kind),
         "",
+        *(_curves(history, kind=kind) if history is not None else ()),
+        *(render_tasks(tasks) if tasks is not None else ()),
+        *_revisions(revisions, repository=repository, architecture=architecture),
         "## Data",
         "",
         *_phases(config, phase=phase),
         *_data(manifest, sources=sources),
         "",
         "## Training",
+        "",
+        *(history.cost(state) if history is not None and state is not None else ()),
+        "The same run again, with these settings as recipe.yaml (equal bits need the same data set, and "
+        "the same versions and hardware):",
+        "",
+        *code_block(f"python trainer/run.py --config recipe.yaml data=SET output=RUN{given}", language="sh"),
         "",
         *code_block(yaml.safe_dump(_settings(config), sort_keys=False, allow_unicode=True).rstrip(), language="yaml"),
         "",
@@ -147,6 +173,32 @@ def _results(
     return lines
 
 
+def _name(config: TrainerConfig, *, repository: str | None) -> str:
+    return f"BERT {config.model.name}" if repository is None else repository.partition("/")[2]
+
+
+def _curves(history: History, *, kind: str) -> list[str]:
+    picture = [f"![Losses over steps]({CURVE_NAME})", ""] if history.training else []
+    return [*picture, *history.table(kind=kind)]
+
+
+def _revisions(revisions: Sequence[str], *, repository: str | None, architecture: str) -> list[str]:
+    if not revisions:
+        return []
+    return [
+        "## Revisions",
+        "",
+        "The steps of the run that were kept, each with a card of its own:",
+        "",
+        *(f"- `{revision}`" for revision in revisions),
+        "",
+        *code_block(
+            f'model = {architecture}.from_pretrained("{repository}", revision="{revisions[0]}")', language="python"
+        ),
+        "",
+    ]
+
+
 def _phases(config: TrainerConfig, *, phase: int) -> list[str]:
     if len(config.phases) < 2:
         return []
@@ -181,13 +233,16 @@ def _sources(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    drawn = ("masking",) if config.masking.source == "drawn" else ()  # otherwise the data set's masks were used
-    tree = config.model_dump(mode="json", include={*_SHOWN_SETTINGS, *drawn})
+    """Return the settings that decide the weights, without the paths of data: a config for the same run."""
+    tree = drop_idle_settings(to_tree(config), origin="the run's settings")
+    recipe = {key: tree[key] for key in (*_SHOWN_SETTINGS, *_ALSO_SHOWN) if key in tree}
+    if config.masking.source == "drawn":  # otherwise the data set's masks were used
+        recipe["masking"] = tree["masking"]
     if config.phases:
-        tree["phases"] = [
+        recipe["phases"] = [
             phase.model_dump(mode="json", exclude={"data"}, exclude_defaults=True) for phase in config.phases
         ]
-    return {**tree, "max_steps": config.max_steps, "precision": config.precision, "seed": config.seed}
+    return recipe | config.model_dump(mode="json", include=set(_IF_CHANGED), exclude_defaults=True)
 
 
 def _describe_licence(data_card: str, *, licences: Sequence[str]) -> list[str]:
@@ -202,11 +257,8 @@ def _describe_licence(data_card: str, *, licences: Sequence[str]) -> list[str]:
 def _licences(card: str, *, origin: str) -> tuple[str, ...]:
     """Return the licences that the front matter of a data card names. Raises ValueError naming `origin`, the card's
     file, if the front matter is not valid YAML or names a licence that is not a text."""
-    parts: Sequence[str] = card.split("---\n", 2)
-    if not card.startswith("---\n") or len(parts) < 3:
-        return ()
-    tree = parse_yaml(parts[1], origin=f"{origin}, front matter")
-    found = (tree.get("license") if isinstance(tree, dict) else None) or ()
+    front, _ = split_front_matter(card, origin=origin)
+    found = front.get("license") or ()
     licences = tuple(found) if isinstance(found, list) else (found,) if found else ()
     if not all(isinstance(licence, str) for licence in licences):
         raise ValueError(f"{origin}, front matter: license={str(found)[:80]}: not a text; name a licence, or none")

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 from pipeline import storage
-from pipeline.storage import Location
+from pipeline.storage import Location, locate
+from trainer.export import read_export_mark
 from trainer.finetune.published import GLUE, GLUE_TASKS, PUBLISHED, average_glue
 from trainer.finetune.study import Finding
+from trainer.finetune.tasks import find_task
 
 REPORT_NAME, JSON_NAME, PICTURE_NAME = "report.md", "report.json", "scores.png"
 MANY_SETTINGS = 1
@@ -24,6 +26,7 @@ class Row:
 
     label: str
     task: str
+    kind: str
     setting: str
     metric: str
     value: float
@@ -61,6 +64,7 @@ def _make_row(label: str, *, setting: str, runs: Sequence[Finding], split: str) 
     return Row(
         label=label,
         task=first.task + split.removeprefix("dev"),
+        kind=find_task(runs[0].run.config.task, columns=runs[0].run.config.columns).kind,
         setting=setting,
         metric=first.metric,
         value=median(values),
@@ -84,10 +88,12 @@ def choose_rows(rows: Sequence[Row]) -> list[Row]:
 
 def write_report(folder: Location, *, rows: Sequence[Row], model: str, left_out: Sequence[str]) -> str:
     """Write report.md, report.json and scores.png to `folder`; return the Markdown. `left_out`: a line for each task
-    that was not trained."""
+    that was not trained. report.json names the checkpoint of which `model` is an export, for its card."""
     text = "\n".join(_render(rows, model=model, left_out=left_out)) + "\n"
     storage.write_bytes(storage.join(folder, REPORT_NAME), text.encode("utf-8"))
-    tree = {"model": model, "rows": [asdict(row) for row in rows], "left_out": list(left_out)}
+    checkpoint, step = read_export_mark(locate(model)) or (None, None)
+    found = {"rows": [asdict(row) for row in rows], "left_out": list(left_out)}
+    tree = {"model": model, "checkpoint": checkpoint, "step": step, **found}
     storage.write_bytes(storage.join(folder, JSON_NAME), (json.dumps(tree, indent=1) + "\n").encode("ascii"))
     storage.write_bytes(storage.join(folder, PICTURE_NAME), draw(choose_rows(rows)))
     return text

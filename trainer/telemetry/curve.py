@@ -5,8 +5,11 @@ Takes about a second, most of it matplotlib's import. Long runs are averaged dow
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +32,23 @@ def draw_curve(run_directory: Path) -> Path:
 
     Raises ValueError if no step is recorded.
     """
+    records = read_thinned(run_directory / METRICS_NAME, most=MAX_RECORDS)
+    if not records:
+        raise ValueError(f"{run_directory / METRICS_NAME}: no step is recorded, so there is no curve to draw")
+    evaluations = read_thinned(run_directory / EVALUATIONS_NAME, most=MAX_POINTS)
+    path = run_directory / CURVE_NAME
+    with replace_file(path) as stream:
+        stream.write(render_curve(records, evaluations))
+    return path
+
+
+def render_curve(records: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a PNG of losses over steps, from records of steps (at least one) and of held-out evaluations."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    records = read_thinned(run_directory / METRICS_NAME, most=MAX_RECORDS)
-    if not records:
-        raise ValueError(f"{run_directory / METRICS_NAME}: no step is recorded, so there is no curve to draw")
-    evaluations = read_thinned(run_directory / EVALUATIONS_NAME, most=MAX_POINTS)
     panels = [("mlm_loss", "masked-LM loss, nats")]
     if any(record.get("nsp_loss") is not None for record in records):
         panels.append(("nsp_loss", "next-sentence loss, nats"))
@@ -61,11 +72,10 @@ def draw_curve(run_directory: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
     figure.tight_layout(w_pad=3.0)
-    path = run_directory / CURVE_NAME
-    with replace_file(path) as stream:
-        figure.savefig(stream, format="png")
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
     plt.close(figure)
-    return path
+    return content.getvalue()
 
 
 def smooth(values: FloatArray) -> FloatArray:

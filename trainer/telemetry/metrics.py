@@ -138,7 +138,7 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
     return []
 
 
-def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
+def read_thinned(path: Location, *, most: int) -> list[dict[str, Any]]:
     """Return the objects of a JsonLines file (one JSON object a line). If the file has more than `most` objects, return
     only up to `most` evenly spaced objects, and also the last object."""
     with suppress(FileNotFoundError), storage.open_input(path) as stream:

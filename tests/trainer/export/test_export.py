@@ -30,6 +30,7 @@ transformers = pytest.importorskip("transformers")
 FILES = {
     "README.md",
     "config.json",
+    "curve.png",
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
