@@ -22,7 +22,7 @@ from trainer.ablate.report import Row, TaskScore, write_report
 from trainer.config import TrainerConfig, read_run_config
 from trainer.data import open_phases, resolve_phases
 from trainer.export import export, read_export_mark
-from trainer.finetune import JSON_NAME, StudyConfig, check_tasks, study
+from trainer.finetune import JSON_NAME, StudyConfig, check_study, study
 from trainer.launch import check, resolve_paths, run_to_the_end, train
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 
@@ -79,7 +79,7 @@ def check_ladder(config: AblationConfig) -> None:
             check(pretraining)
         except ValueError as error:
             raise ConfigError(f"ladder.{source}: {error}") from error
-    check_tasks(plan_study(config, name=config.chosen[0][0]))  # all rungs have the same tasks
+    check_study(plan_study(config, name=config.chosen[0][0]))  # all rungs have the same tasks
 
 
 def locate_model(config: AblationConfig, *, name: str) -> str:

@@ -44,7 +44,7 @@ from trainer.finetune.result import Result
 from trainer.finetune.scores import check_libraries, guess_majority, score
 from trainer.finetune.splits import read_splits
 from trainer.finetune.start import finetune, pick_device
-from trainer.finetune.study import check_tasks
+from trainer.finetune.study import check_study
 from trainer.finetune.tables import COMPRESSED, read_table, read_text, take
 from trainer.finetune.tasks import find_task
 from trainer.finetune.values import to_text

@@ -98,7 +98,7 @@ def find_tasks(config: StudyConfig) -> dict[str, tuple[str, str]]:
     return labels
 
 
-def check_tasks(config: StudyConfig) -> None:
+def check_study(config: StudyConfig) -> None:
     """Raise ValueError if a task of a study is unknown or has no files, if a single task has files that cannot be read,
     or if a library of the metrics is missing."""
     check_libraries()
