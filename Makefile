@@ -21,7 +21,7 @@ LDDL_PYTHON ?=
 LANGUAGE := en
 
 TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
-TAKES_ARGS := $(TAKES_CONFIG) export push evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning bench-evaluation cluster check-cluster images test-images
+TAKES_ARGS := $(TAKES_CONFIG) export push evaluate test test-gpu chaos bench bench-pipeline bench-trainer bench-learning bench-evaluation bench-finetuning cluster check-cluster images test-images
 TAKES_JOB := submit status logs stop
 TAKES_SET := cluster check-cluster images
 TAKES_RAY_ADDRESS := $(TAKES_JOB)
@@ -29,8 +29,8 @@ TAKES_KIND := submit
 TAKES_RUN := export push
 TAKES_REPO := push
 TAKES_OUT := export evaluate
-TAKES_DATA := bench-trainer bench-learning bench-evaluation evaluate
-TAKES_MODEL := evaluate
+TAKES_DATA := bench-trainer bench-learning bench-evaluation bench-finetuning evaluate
+TAKES_MODEL := evaluate bench-finetuning
 TAKES_LDDL_PYTHON := bench-pipeline
 TAKES_LANGUAGE := sample pretrain
 ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
@@ -51,7 +51,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export push evaluate pretrain test test-gpu chaos check fix bench \
-	bench-pipeline bench-trainer bench-learning bench-evaluation clean cluster check-cluster images test-images submit status logs stop local-cluster \
+	bench-pipeline bench-trainer bench-learning bench-evaluation bench-finetuning clean cluster check-cluster images test-images submit status logs stop local-cluster \
 	local-cluster-stop of-the-sample of-a-language
 
 help:  ## Show this list
@@ -140,6 +140,9 @@ bench-learning:  ## On a GPU host: compare learning with transformers on the row
 
 bench-evaluation:  ## On a GPU host: fine-tune ours, transformers' and a random BERT on tasks after the same minutes on DATA; ARGS=TASKS, their folder
 	python -m bench.evaluation $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
+
+bench-finetuning: setup  ## Fine-tune MODEL on the tasks in DATA by trainer.finetune and by transformers' Trainer, and compare (ARGS="--device cpu")
+	$(BIN)/python -m bench.finetuning $(if $(MODEL),$(call quote,$(MODEL))) $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
 cluster: setup  ## Write the files of clusters from the values that you fill in: clusters/SET.yaml (without SET: all; cluster/README.md)
 	$(BIN)/python -m cluster.render $(if $(SET),$(call quote,$(SET))) $(ARGS)
