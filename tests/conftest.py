@@ -37,6 +37,7 @@ FIRST = (*RAY, "test_chaos", "test_trainer_signals", "test_dask_engine", "test_i
 """Files that take longest: first, since they would else run alone at the end."""
 
 os.environ.update(AS_OTHERS)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models take longer with two threads on a busy machine
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")  # a busy machine fails no test
 
@@ -150,14 +151,3 @@ def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_name)
     return events
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch with one thread: small models take far longer with two on a busy machine."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,11 +1,12 @@
 """The walk of docs/how-to/cluster.md on local clusters, with the commands themselves.
 
-A build and a training are submitted, a node is lost, the head is told to end and leaves a checkpoint, and the same
-command goes on elsewhere. A refused job stays ended.
+A training is submitted, a node is lost, the head is told to end and leaves a checkpoint, and the same command goes on
+elsewhere. A refused job stays ended. (test_local_cluster.py submits a build.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,20 +16,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-import corpora
 from cluster import head, local
 from pipeline.settings import dump_yaml
 from processes import command_of
-from small_runs import make_config
+from small_runs import make_config, write_small_set
 from trainer.checkpoint.format import find_checkpoints
 from trainer.telemetry.metrics import read_json_lines
 
 STEPS = 100_000
-MORE = 30
+EVERY_STEPS = 5
+MORE = 10
 """Steps that the second command makes after the first one's last."""
+
+SOON_DEAD = {"RAY_health_check_period_ms": "1000"}
+"""Five checks of a node fail before it counts as dead: with this, after 5 s."""
 
 
 def wait_until(true: Any, *, seconds: float = 240.0) -> None:
@@ -59,7 +64,8 @@ def kill_node_with_worker(cluster: local.LocalCluster) -> str:
     root = cluster.processes[name].find()
     assert root is not None
     for process in (root, *root.children(recursive=True)):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with its parent
+            process.kill()
     return name
 
 
@@ -67,7 +73,7 @@ def kill_node_with_worker(cluster: local.LocalCluster) -> str:
 def environment(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setenv(local.STATE, str(tmp_path / "state" / "cluster.json"))
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    yield kept | {"PYTHONPATH": str(repository)}
+    yield kept | {"PYTHONPATH": str(repository)} | SOON_DEAD
     running = local.read()
     if running is not None:
         local.end(running)
@@ -85,24 +91,20 @@ def test_a_head_that_is_told_to_end_leaves_a_checkpoint_and_the_same_command_goe
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    text = corpora.write_text(tmp_path / "text" / "corpus.txt", corpora.make_documents(200))
-    build = corpora.make_config(tmp_path, sources=[{"kind": "text", "path": str(text)}], validation_fraction=0.1)
-    data, run = Path(build.output), tmp_path / "run"
+    run = tmp_path / "run"
     config = make_config(
-        *(data, run),
-        **{"workers": 1, "cpus_per_worker": 1, "launcher": "ray", "checkpoint": {"every_steps": 25}},
+        *(write_small_set(tmp_path / "data"), run),
+        **{"workers": 1, "cpus_per_worker": 1, "launcher": "ray", "checkpoint": {"every_steps": EVERY_STEPS}},
         logging={"tracker": "none", "every_steps": 1},
     )
-    for name, tree in (("b.yaml", build), ("c.yaml", config)):
-        (tmp_path / name).write_text(dump_yaml(tree, given=True), encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(dump_yaml(config, given=True), encoding="utf-8")
     train = ("--no-wait", "train", "--config", str(tmp_path / "c.yaml"))
 
     call("local", "start", "--nodes=2")
     cluster = local.read()
     assert cluster is not None
-    call("submit", "preprocess", "--config", str(tmp_path / "b.yaml"))
     call("submit", *train, f"max_steps={STEPS}")
-    wait_until(lambda: len(steps_of(run)) > 30)
+    wait_until(lambda: len(steps_of(run)) > EVERY_STEPS)
     lost = kill_node_with_worker(cluster)
     reached = find_checkpoints(run).folders[-1].name
     wait_until(lambda: find_checkpoints(run).folders[-1].name > reached)

@@ -83,7 +83,6 @@ class WorkerGroup:
 
     def _start(self) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
-        os.environ["OMP_NUM_THREADS"] = "1"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory(prefix="cloze-workers-")

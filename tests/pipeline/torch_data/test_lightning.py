@@ -18,7 +18,6 @@ from synthetic import write_data_set
 lightning = pytest.importorskip("pytorch_lightning")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY, BATCH = 256, 8
 
 

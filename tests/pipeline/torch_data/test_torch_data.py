@@ -19,7 +19,6 @@ from synthetic import write_data_set
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = 256
 
 

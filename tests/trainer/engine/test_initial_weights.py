@@ -21,11 +21,11 @@ VOCABULARY = 101
 LAYOUTS = [(1, 1), (1, 2), (2, 2), (3, 1), (3, 2)]
 
 
-def make_bert_engine(*, stage: int, precision: str = "bf16") -> Engine:
+def make_bert_engine(*, stage: int, precision: str = "bf16", layers: int = 2) -> Engine:
     settings: dict[str, Any] = {
         "data": "data",
         "output": "run",
-        "model": {"size": "tiny"},
+        "model": {"size": "tiny", "layers": layers},
         "batch": {"pairs": 8},
         "max_steps": 10,
         "precision": precision,

@@ -31,12 +31,16 @@ from trainer.train import loop
 from worker_group import WorkerGroup
 
 Groups = Callable[[int], WorkerGroup]
+ONE_LAYER = {"size": "tiny", "layers": 1}
+"""To trace a layer for the compiler takes seconds."""
+FEW_SHAPES: dict[str, Any] = {"batch": {"pairs": 8, "lanes": 1}, "evaluation": {"max_pairs": 1}}
+"""Each shape of a micro-batch is compiled; beyond eight, torch runs the eager model."""
 
 
 def check(rank: int, stage: int, precision: str, planted: bool, only_rank: int | None = None) -> tuple[str, bool]:
     """(what the check says, whether the engine's state is as it was)."""
     torch._dynamo.reset()
-    engine = make_bert_engine(stage=stage, precision=precision)
+    engine = make_bert_engine(stage=stage, precision=precision, layers=1)
     engine.module.compile(backend="aot_eager", dynamic=False)
     before = gather_state(engine)
     whole = heads.linear_cross_entropy_sum
@@ -57,8 +61,9 @@ def check(rank: int, stage: int, precision: str, planted: bool, only_rank: int |
     return said, same
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "bf16")])
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (2, "bf16")])
 def test_a_compiled_model_that_agrees_passes(worker_group: Groups, stage: int, precision: str) -> None:
+    """Stage 1 passes before the steps of the runs below."""
     assert worker_group(1).run(check, stage, precision, False) == [("", True)]
 
 
@@ -75,6 +80,7 @@ def test_a_lost_gradient_is_named_with_the_remedy(worker_group: Groups) -> None:
 def test_what_one_worker_finds_all_say(worker_group: Groups) -> None:
     answers = worker_group(2).run(check, 1, "fp32", True, 1)
     assert answers[0] == answers[1]
+    assert answers[0][1]
     assert "mlm_head" in answers[0][0]
 
 
@@ -175,7 +181,8 @@ def test_a_run_stops_before_its_first_step(worker_group: Groups, tmp_path: Path)
     data = write_small_set(tmp_path / "data")
     outcomes = {}
     for name, planted, checked in (("sound", False, True), ("faulty", True, True), ("unchecked", True, False)):
-        config = make_config(data, tmp_path / name, max_steps=2, workers=1, compile=True, self_check=checked)
+        changes: dict[str, Any] = {"model": ONE_LAYER, "compile": True, "self_check": checked, **FEW_SHAPES}
+        config = make_config(data, tmp_path / name, max_steps=2, workers=1, **changes)
         write_config(config)
         ((refused, steps),) = worker_group(1).run(run_compiled, config, planted)
         outcomes[name] = ("compile=false" in refused, steps)
@@ -193,9 +200,8 @@ def test_steps_of_the_compiled_model_are_those_of_the_eager_one(
     """Gradients, clipping, AdamW and dropout: three steps on one curve (in bf16 within its rounding)."""
     data = write_small_set(tmp_path / "data")
     for compiled in (False, True):
-        config = make_config(
-            data, tmp_path / str(compiled), max_steps=3, workers=1, compile=compiled, precision=precision
-        )
+        changes: dict[str, Any] = {"compile": compiled, "precision": precision, **FEW_SHAPES}
+        config = make_config(data, tmp_path / str(compiled), max_steps=3, workers=1, **changes)
         write_config(config)
         worker_group(1).run(run_compiled, config, False)
     eager, found = (read_json_lines(tmp_path / str(compiled) / METRICS_NAME) for compiled in (False, True))
@@ -213,18 +219,14 @@ def test_every_phase_is_checked_once(worker_group: Groups, tmp_path: Path) -> No
 
 
 def count_checks(rank: int, config: TrainerConfig) -> list[int]:
-    """Steps before which the compiled model was checked."""
-    whole, steps = loop.check_compiled, []
-
-    def noted(context: loop.TrainContext, step: int) -> None:
-        steps.append(step)
-        whole(context, step)
-
-    loop.check_compiled = noted
+    """Steps before which the compiled model would be checked; nothing is compiled."""
+    check_compiled, compile_module, steps = loop.check_compiled, nn.Module.compile, []
+    loop.check_compiled = lambda context, step: steps.append(step)
+    nn.Module.compile = lambda module, **_: None  # type: ignore[method-assign, assignment, misc]
     try:
-        run_compiled(rank, config, False)
+        run_rank(rank, config, None)
     finally:
-        loop.check_compiled = whole
+        loop.check_compiled, nn.Module.compile = check_compiled, compile_module  # type: ignore[method-assign]
     return steps
 
 
@@ -256,7 +258,7 @@ def test_a_run_that_has_not_learnt_after_a_tenth_says_so() -> None:
 def test_a_run_is_evaluated_after_a_tenth(worker_group: Groups, tmp_path: Path) -> None:
     data = write_small_set(tmp_path / "data")
     for max_steps, steps in ((99, [99]), (101, [11, 101])):
-        config = make_config(data, tmp_path / str(max_steps), max_steps=max_steps, workers=1)
+        config = make_config(data, tmp_path / str(max_steps), max_steps=max_steps, workers=1, **FEW_SHAPES)
         run(worker_group(1), config)
         records = read_json_lines(tmp_path / str(max_steps) / EVALUATIONS_NAME)
         assert [record["step"] for record in records] == steps

@@ -17,8 +17,6 @@ from trainer.features.command import write_vectors
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXTS = ["the film was great", "kim was so bad , and then", "it"]
 
 

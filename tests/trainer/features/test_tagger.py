@@ -18,8 +18,6 @@ pytest.importorskip("seqeval", reason="metrics are by seqeval")
 
 def test_taggers_learn_on_frozen_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A word's label depends on the word before it, which no word knows by itself; so a majority of words cannot."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     model = write_model(tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     sentences = []
@@ -42,7 +40,6 @@ def test_taggers_learn_on_frozen_layers(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "out" / "layers.md").read_text().count("\n") == 2 + len(CHOICES) + 1
     for name, value in load_file(model / "model.safetensors").items():
         assert torch.equal(value, weights[name])
-    torch.set_num_threads(before)
 
 
 def test_another_kind_of_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

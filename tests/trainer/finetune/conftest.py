@@ -1,4 +1,4 @@
-"""One thread, as small models want it, and a small model."""
+"""A small model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from pathlib import Path
 import pytest
 
 from task_models import write_model
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread: None) -> None:
-    """For all tests of this room."""
 
 
 @pytest.fixture(scope="session")
