@@ -12,9 +12,9 @@ from pipeline.versions import SHAPING, hash_sources
 
 PACKAGE = Path(versions.__file__).parent
 OTHERS = {
-    *("audit", "configs", "download", "engines", "estimate", "output", "runtime", "storage", "torch_data"),
-    *("__init__.py", "console.py", "errors.py", "processes.py", "py.typed", "run.py", "settings.py", "signals.py"),
-    *("markdown_text.py", "ray_loopback.py", "units.py", "versions.py", "yaml_numbers.py"),
+    *("audit", "configs", "download", "engines", "estimate", "hub", "output", "runtime", "storage", "torch_data"),
+    *("__init__.py", "console.py", "errors.py", "front_matter.py", "processes.py", "push.py", "py.typed", "run.py"),
+    *("markdown_text.py", "ray_loopback.py", "settings.py", "signals.py", "units.py", "versions.py", "yaml_numbers.py"),
 }
 """What of the package shapes no data."""
 

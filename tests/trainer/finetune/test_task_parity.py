@@ -208,6 +208,8 @@ def test_updates_are_those_of_transformers_and_torch(kind: Any, world: int, tmp_
             names = list(transformers_names(name.removeprefix("bert."), norm="post"))
         value = torch.cat([wanted[each] for each in names])
         torch.testing.assert_close(parameter[: value.shape[0]], value, rtol=1e-5, atol=1e-6, msg=name)
+        if (kind, name) == ("choice", "head.bias"):
+            continue  # it moves the logits of all choices alike, so its gradient is 0 or what rounding leaves
         frozen = name.startswith(("bert.embeddings.", "bert.encoder.layers.0."))
         assert torch.equal(parameter, start[name]) == frozen, name
     batch = pack(batches[0], kind=kind, device=torch.device("cpu"))
