@@ -7,29 +7,21 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from hub_server import OWNER, TOKEN, Hub
+from hub_server import OWNER, TOKEN, Hub, refusal_of
 from pipeline import push
 from pipeline.dataset.manifest import open_data_set
 from pipeline.front_matter import card_languages, render_front_matter, split_front_matter
 from pipeline.hub import repository
 
 NAME = f"{OWNER}/pairs"
-
-
-def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of a push that is refused."""
-    capsys.readouterr()
-    assert push.main(list(words)) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    return said
+fails = partial(refusal_of, push.main)
 
 
 def test_the_hub_holds_the_set_and_datasets_loads_it(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
 import yaml
 
 TOKEN = "hf_of_a_test"
@@ -143,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        pass
+        """Say nothing of each request."""
 
     def answer(self) -> None:
         parts = urlsplit(self.path)
@@ -335,3 +336,13 @@ def _check_card(card: str) -> Any:
             400, "invalid card", tree={"errors": [{"message": each} for each in errors], "warnings": []}
         )
     return {"errors": [], "warnings": []}
+
+
+def refusal_of(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of a push by `main` that is refused."""
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    return said

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 
-from hub_server import OWNER, Hub
+from hub_server import OWNER, Hub, refusal_of
 from trainer import push
 from trainer.export import export
 from trainer.export.folder import MARKER
 
 REPOSITORY = f"{OWNER}/bert"
-
-
-def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of a push that is refused."""
-    capsys.readouterr()
-    assert push.main(list(words)) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    return said
+fails = partial(refusal_of, push.main)
 
 
 def check_loads(hub: Hub, folder: Path, *, revision: str, step: int, run: Path) -> None:
